@@ -31,6 +31,7 @@ class HandDoor:
         delayed: answers to failures that are held back; `let` gives them.
         by_hand: passwords are checked when `let` is called.
         busy: no password is checked.
+        slow: answers to right passwords are held back, too.
     """
 
     def __init__(self, *, plain: bool = True, **roles: str) -> None:
@@ -42,7 +43,7 @@ class HandDoor:
         self.revoked = False
         self.notes: list[tuple[str, ...]] = []
         self.delayed: list[Callable[[], None]] = []
-        self.by_hand = self.busy = False
+        self.by_hand = self.busy = self.slow = False
 
     def over(self, now: float) -> bool:
         return self.revoked
@@ -60,11 +61,20 @@ class HandDoor:
         else:
             check()
 
-    def admit(self, name: str) -> None:
+    def admit(self, name: str, then: Callable[[], None]) -> bool:
         found = self.users.find(name)
         assert found is not None
-        self.roles = found.roles
         self.notes.append(("login", name))
+
+        def admitted() -> None:
+            self.roles = found.roles
+            then()
+
+        if self.slow:
+            self.delayed.append(admitted)
+        else:
+            admitted()
+        return not self.slow
 
     def leave(self) -> None:
         self.roles = None

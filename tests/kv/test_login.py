@@ -147,6 +147,32 @@ def test_commands_behind_a_login_wait_for_its_password(visitor: Visitor, door: H
     assert statuses(visitor.say()) == [OK, OK]
 
 
+@pytest.mark.parametrize("way", ["plain", "scram", "text"])
+def test_commands_behind_a_login_wait_while_logins_are_slowed(
+    visitor: Visitor, door: HandDoor, way: str
+) -> None:
+    door.slow = True
+    if way == "plain":
+        said, wanted = plain("ann") + frame(GET, b"none"), [OK, MISSING]
+    elif way == "text":
+        said, wanted = b"set a 0 0 10\r\nann pencil\r\nget none\r\n", []
+    else:
+        exchange = exchange_for(Credentials("ann", PASSWORD), Mechanism.SCRAM_SHA1, NONCES[0])
+        (first,) = replies(visitor.say(frame(AUTH, b"SCRAM-SHA1", value=exchange.first())))
+        proof = exchange.answer(bytes(first.value))
+        said = frame(STEP, b"SCRAM-SHA1", value=proof) + frame(GET, b"none")
+        wanted = [OK, MISSING]
+    assert visitor.begin(said) == b""
+    assert door.roles is None
+    heard = visitor.say()
+    assert heard == b"STORED\r\nEND\r\n" if way == "text" else statuses(heard) == wanted
+    left = Visitor(visitor.rig, door)
+    door.leave()
+    left.begin(plain("ann"))
+    left.session.connection_lost()
+    door.let()
+
+
 def test_a_second_login_takes_the_place_of_the_first(visitor: Visitor) -> None:
     assert scram(visitor, "ann") == OK
     assert statuses(visitor.say(plain("bob"), store(SET, b"k", b"v"))) == [OK, NO_ACCESS]

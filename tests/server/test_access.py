@@ -18,17 +18,22 @@ from uprmc.login.mechanisms import Mechanism
 from uprmc.login.scram import ITERATIONS_MIN
 from uprmc.login.users import HASH_NAMES, Role, new_user
 from uprmc.login.users_file import write_users
-from uprmc.server.access import (
+from uprmc.server.access import LOGIN_TIMEOUT_S, WAITING_MAX, Access
+from uprmc.server.audit import REFUSALS_A_SECOND, Audit
+from uprmc.server.brakes import (
     DELAY_MAX_S,
     DELAY_S,
-    LOGIN_TIMEOUT_S,
-    PEERS_MAX,
-    WAITING_MAX,
-    Access,
+    FORGIVEN_EVERY_S,
+    REMEMBERED_MAX,
+    Brakes,
 )
-from uprmc.server.audit import REFUSALS_A_SECOND, Audit
 
+HERE = "127.0.0.1:5"
 ANN, WRONG = Credentials("ann", "pencil"), Credentials("ann", "wrong")
+
+
+def done() -> None:
+    """Stand in for what follows a login."""
 
 
 def write(path: Path, **passwords: str) -> str:
@@ -53,24 +58,68 @@ def access(loop: Loop, path: str) -> Iterator[Access]:
     made.stop()
 
 
+@pytest.fixture
+def brakes() -> Brakes:
+    return Brakes()
+
+
 # --- brakes -------------------------------------------------------------------------------------
 
 
-def test_who_goes_on_failing_waits_longer_until_a_login_succeeds(access: Access) -> None:
-    delays = [access.refuse(f"10.0.0.7:{port}", "upr", "ann", "wrong") for port in range(12)]
+def test_who_goes_on_failing_waits_longer_with_right_passwords_too(brakes: Brakes) -> None:
+    delays = [brakes.failed(f"10.0.0.7:{port}", f"user{port}", 0.0) for port in range(12)]
     assert delays[0] == DELAY_S
     assert delays == sorted(delays)
     assert delays[-1] == DELAY_MAX_S
-    assert access.refuse("10.0.0.8:1", "upr", "ann", "wrong") == DELAY_S
-    access.forgive("10.0.0.7:9")
-    assert access.refuse("10.0.0.7:1", "upr", "ann", "wrong") == DELAY_S
+    assert brakes.succeeded("10.0.0.8:1", "ann", 0.0) == 0.0
+    assert brakes.succeeded("10.0.0.7:9", "ann", 0.0) == DELAY_MAX_S
+    assert brakes.failed("10.0.0.7:1", "bob", 0.0) == DELAY_S  # the success ended it
 
 
-def test_addresses_that_fail_are_remembered_up_to_a_limit(access: Access) -> None:
-    for number in range(PEERS_MAX + 1):
-        access.refuse(f"10.1.{number}:1", "upr", "ann", "wrong")
-    assert len(access._failures) == PEERS_MAX
-    assert access.refuse("10.1.0:1", "upr", "ann", "wrong") == DELAY_S  # the oldest is forgotten
+def test_one_name_from_many_addresses_waits_longer_and_forgives_with_time(brakes: Brakes) -> None:
+    delays = [brakes.failed(f"10.0.{number}.7:1", "ann", 0.0) for number in range(12)]
+    assert delays[-1] == DELAY_MAX_S
+    assert brakes.succeeded("10.9.0.1:1", "ann", 0.0) == DELAY_MAX_S
+    assert brakes.failed("10.9.0.2:1", "ann", 0.0) == DELAY_MAX_S  # and the success did not
+    assert brakes.failed("10.9.0.3:1", "bob", 0.0) == DELAY_S
+    assert brakes.succeeded("10.9.0.4:1", "ann", 6 * FORGIVEN_EVERY_S - 1) == DELAY_S
+    assert brakes.succeeded("10.9.0.5:1", "ann", 6 * FORGIVEN_EVERY_S) == 0.0
+
+
+def test_a_clock_that_goes_back_makes_no_failures(brakes: Brakes) -> None:
+    brakes.failed("10.0.0.7:1", "ann", 9_000.0)
+    assert brakes.succeeded("10.0.0.7:1", "ann", 0.0) == DELAY_S
+
+
+def test_a_user_is_not_slowed_where_she_has_logged_in_before(brakes: Brakes) -> None:
+    brakes.succeeded("10.0.0.1:5", "ann", 0.0)
+    for number in range(50):
+        brakes.failed(f"10.0.{number}.7:1", "ann", 0.0)
+        brakes.failed("10.0.0.1:7", "eve", 0.0)
+    assert brakes.succeeded("10.0.0.1:6", "ann", 0.0) == 0.0
+    guesses = [brakes.failed("10.0.0.1:7", "ann", 0.0) for _ in range(9)]
+    assert guesses[-1] == DELAY_MAX_S
+    assert brakes.succeeded("10.0.0.1:6", "ann", 0.0) == DELAY_MAX_S  # which is all that it can do
+    assert brakes.succeeded("10.0.0.1:6", "ann", 6 * FORGIVEN_EVERY_S) == 0.0
+
+
+def test_what_is_remembered_of_logins_has_a_limit(brakes: Brakes) -> None:
+    for number in range(REMEMBERED_MAX + 1):
+        brakes.failed(f"10.1.{number}:1", f"user{number}", 0.0)
+        brakes.succeeded(f"10.2.{number}:1", f"other{number}", 0.0)
+    sizes = {len(table) for table in (brakes.hosts, brakes.names, brakes.known)}
+    assert sizes == {REMEMBERED_MAX}
+    assert brakes.failed("10.1.0:1", "user0", 0.0) == DELAY_S  # the oldest is forgotten
+    assert brakes.failed("10.1.2:1", "new", 0.0) == 2 * DELAY_S
+
+
+def test_a_network_of_ipv6_is_one_address(brakes: Brakes) -> None:
+    brakes.failed("[2001:db8:1:2::3]:5", "ann", 0.0)
+    assert brakes.failed("[2001:db8:1:2:ffff::1]:5", "bob", 0.0) == 2 * DELAY_S
+    assert brakes.failed("[2001:db8:1:3::3]:5", "eve", 0.0) == DELAY_S
+    brakes.failed("[::ffff:10.0.0.1]:5", "tom", 0.0)
+    assert brakes.failed("10.0.0.1:5", "tim", 0.0) == 2 * DELAY_S
+    assert brakes.failed("[fe80::1%eth0]:5", "kim", 0.0) == DELAY_S
 
 
 def test_a_flood_of_failures_is_one_line_in_the_log(access: Access, lines: io.StringIO) -> None:
@@ -87,11 +136,16 @@ def test_a_flood_of_failures_is_one_line_in_the_log(access: Access, lines: io.St
 def test_passwords_wait_for_the_thread_up_to_a_limit(access: Access, loop: Loop) -> None:
     answers: list[bool | None] = []
     for _ in range(WAITING_MAX + 1):
-        access.check(ANN, answers.append)
+        access.check(HERE, ANN, answers.append)
     assert answers == [None]  # the one too many, at once
     loop.until(lambda: len(answers) == WAITING_MAX + 1)
     assert answers.count(True) == WAITING_MAX
-    access.check(WRONG, answers.append)
+    access.admit(HERE, "ann")
+    for _ in range(2 * WAITING_MAX + 1):  # who is known here finds room behind others
+        access.check(HERE, ANN, answers.append)
+    assert answers.count(None) == 2
+    loop.until(lambda: answers.count(True) == 3 * WAITING_MAX)
+    access.check(HERE, WRONG, answers.append)
     loop.until(lambda: answers[-1] is False)
 
 
@@ -114,7 +168,7 @@ def test_a_password_in_clear_is_taken_where_nobody_listens(access: Access) -> No
 def test_a_reload_revokes_those_who_changed_and_nobody_else(access: Access, path: str) -> None:
     doors = {name: access.door("127.0.0.1:5", "upr", tls=False) for name in ("ann", "bob")}
     for name, door in doors.items():
-        door.admit(name)
+        door.admit(name, done)
     access.reload(path)
     assert not any(door.over(1e9) for door in doors.values())
     write(Path(path), ann="other", bob="pencil", eve="pencil")
@@ -132,7 +186,7 @@ def test_a_login_that_began_before_a_reload_does_not_outlive_it(access: Access, 
     write(Path(path), ann="other")
     access.reload(path)
     for door in (begun, checked):
-        door.admit("ann")
+        door.admit("ann", done)
         assert door.over(1.0)
 
 
@@ -140,7 +194,7 @@ def test_a_password_of_http_that_changed_while_it_was_checked_is_checked_again(
     access: Access, path: str, loop: Loop
 ) -> None:
     answers: list[bool | None] = []
-    access.check_once(ANN, answers.append)
+    access.check_once(HERE, ANN, answers.append)
     write(Path(path), ann="other")
     access.reload(path)
     loop.until(lambda: answers)
@@ -153,7 +207,7 @@ def test_who_does_not_log_in_in_time_is_disconnected(access: Access) -> None:
     assert not door.over(5.0)
     assert not door.over(5.0 + LOGIN_TIMEOUT_S - 0.001)
     assert door.over(5.0 + LOGIN_TIMEOUT_S)
-    door.admit("ann")
+    door.admit("ann", done)
     assert not door.over(1e9)
     door.leave()  # a login that failed
     assert not door.over(1e9 + 1)

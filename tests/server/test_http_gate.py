@@ -166,6 +166,15 @@ def test_a_password_in_clear_from_another_machine_is_refused_and_never_asked_for
     assert web.get("/healthz", peer=PEER).body == b"inside"
 
 
+def test_a_right_password_waits_too_while_logins_of_its_user_fail(web: Web) -> None:
+    began = web.loop.reactor.seconds()
+    web.access.brakes.names.put(b"ann", 2, began)
+    assert web.get("/metrics", "ann:pencil").code == 200
+    assert web.loop.reactor.seconds() - began >= 0.19
+    assert web.get("/metrics", "ann:pencil").code == 200  # it is remembered: no login any more
+    assert web.stats.auth_cmds == 1
+
+
 @pytest.mark.parametrize("given", [b"", b"!!", b64encode(b"ann"), b64encode(b":x"), b"A" * 9_000])
 def test_what_is_no_basic_auth_is_no_login(web: Web, given: bytes) -> None:
     assert web.get("/metrics", given).code == 401

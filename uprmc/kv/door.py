@@ -41,8 +41,11 @@ class Door(Protocol):
     def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
         """Check a password; `checked` is told, now or later. ``None`` = too many are waiting."""
 
-    def admit(self, name: str) -> None:
-        """Note that a user has logged in; `roles` are the user's afterwards."""
+    def admit(self, name: str, then: Callable[[], None]) -> bool:
+        """Let a user in whose password was right, and call `then`; `roles` are the user's then.
+
+        That is now, or later while logins fail; returns whether it is done.
+        """
 
     def leave(self) -> None:
         """Forget who has logged in; `roles` is ``None`` afterwards."""

@@ -83,7 +83,8 @@ def step(session: BinaryConversation, request: Request, door: Door) -> None:
     except LoginRefused as error:
         _refuse(session, request, door, exchange.username, str(error))
     else:
-        _admit(session, request, door, exchange.username, proof)
+        if not _admit(session, request, door, exchange.username, proof):
+            session.suspend()
 
 
 def _check_plain(session: BinaryConversation, request: Request, door: Door) -> None:
@@ -115,11 +116,16 @@ def _check_plain(session: BinaryConversation, request: Request, door: Door) -> N
 
 def _admit(
     session: BinaryConversation, request: Request, door: Door, name: str, value: bytes
-) -> None:
+) -> bool:
+    """Let a user in; tell whether that is done, or the session has to wait."""
     session.stats.auth_cmds += 1
-    door.admit(name)
-    session.reply(request, value=value)
-    session.begin_anew()
+
+    def admitted() -> None:
+        if not session.lost:
+            session.reply(request, value=value)
+            session.begin_anew()
+
+    return door.admit(name, admitted)
 
 
 def _refuse(

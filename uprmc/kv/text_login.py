@@ -117,9 +117,13 @@ class TextStranger(Conversation):
 
     def _admit(self, name: str) -> None:
         self._services.bucket.stats.auth_cmds += 1
-        self._door.admit(name)
-        self._send(STORED)
-        self._become(TextSession(self._services, self._wake))
+
+        def admitted() -> None:
+            if not self._lost:
+                self._send(STORED)
+                self._become(TextSession(self._services, self._wake))
+
+        self._door.admit(name, admitted)
 
     def _refuse(self, name: str, reason: str, line: bytes = WRONG_PASSWORD) -> None:
         stats = self._services.bucket.stats

@@ -1,7 +1,7 @@
 """Who may use this node: the users file in memory, a door for each connection, and brakes.
 
-Checking a password of PLAIN takes milliseconds, so a thread does it. Each failure from an address
-makes the next answer to it later, up to `DELAY_MAX_S`; a success ends that.
+Checking a password of PLAIN takes milliseconds, so a thread does it. How long an answer waits
+`brakes` says.
 """
 
 # mypy: allow-untyped-calls
@@ -26,17 +26,14 @@ from uprmc.login.scram import ServerExchange
 from uprmc.login.users import Role, User, Users
 from uprmc.login.users_file import read_users
 from uprmc.server.audit import Audit
+from uprmc.server.brakes import Brakes
 from uprmc.server.log import Log, Throttle
 
 SETTING = "server.users"
 
-#: Passwords that wait for the thread; more are told to come again.
+#: Passwords that wait for the thread; more are told to come again. Users who have logged in from
+#: the same address before still find room, up to twice as many.
 WAITING_MAX = 64
-
-#: Addresses whose failures are remembered.
-PEERS_MAX = 10_000
-DELAY_S = 0.1
-DELAY_MAX_S = 3.0
 
 #: Strangers are disconnected after this time if the settings do not say otherwise.
 LOGIN_TIMEOUT_S = 60.0
@@ -96,7 +93,7 @@ class Access:
         self.users = load_users(path, self._secret)
         self._pool = ThreadPool(minthreads=0, maxthreads=1, name="uprmc-logins")
         self._waiting = 0
-        self._failures: OrderedDict[str, int] = OrderedDict()
+        self.brakes = Brakes()
         self._remembered: OrderedDict[bytes, str] = OrderedDict()
         self._throttle = Throttle(_LOG_EVERY_S, reactor.seconds)
 
@@ -129,9 +126,12 @@ class Access:
         nonce = b64encode(os.urandom(NONCE_BYTES))
         return ServerExchange(hash_name, lambda name: users.verifier(name, hash_name), nonce)
 
-    def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
+    def check(
+        self, peer: str, credentials: Credentials, checked: Callable[[bool | None], None]
+    ) -> None:
         """Check a password in the thread; see `kv.door.Door`."""
-        if self._waiting >= WAITING_MAX:
+        known = self.brakes.knows(peer, credentials.username)
+        if self._waiting >= WAITING_MAX * (2 if known else 1):
             checked(None)
             return
         if not self._pool.started:
@@ -152,7 +152,9 @@ class Access:
         text = f"{credentials.username}\0{credentials.password}".encode()
         return hashlib.blake2b(text, key=self._secret).digest()
 
-    def check_once(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
+    def check_once(
+        self, peer: str, credentials: Credentials, checked: Callable[[bool | None], None]
+    ) -> None:
         """Do the same for a client that sends its password with each request."""
         token = self._token(credentials)
         if token in self._remembered:
@@ -162,7 +164,7 @@ class Access:
 
         def remember(right: bool | None) -> None:
             if users is not self.users:  # they were read again meanwhile
-                self.check_once(credentials, checked)
+                self.check_once(peer, credentials, checked)
                 return
             if right:
                 self._remembered[token] = credentials.username
@@ -170,24 +172,19 @@ class Access:
                     self._remembered.popitem(last=False)
             checked(right)
 
-        self.check(credentials, remember)
+        self.check(peer, credentials, remember)
 
     def refuse(self, peer: str, listener: str, name: str, reason: str) -> float:
         """Note a failed login; returns after how many seconds it is to be answered."""
-        host = peer.rpartition(":")[0] or peer
-        count = self._failures.pop(host, 0) + 1
-        self._failures[host] = count
-        if len(self._failures) > PEERS_MAX:
-            self._failures.popitem(last=False)
         self.audit.note(peer, listener, name, "login", "refused")
         held_back = self._throttle.passed()
         if held_back is not None:
             _log.warn("login_refused", peer=peer, user=name, reason=reason, unlogged=held_back)
-        return float(min(DELAY_S * 2 ** min(count - 1, 10), DELAY_MAX_S))
+        return self.brakes.failed(peer, name, self._reactor.seconds())
 
-    def forgive(self, peer: str) -> None:
-        """Forget the failures of a peer's address."""
-        self._failures.pop(peer.rpartition(":")[0] or peer, None)
+    def admit(self, peer: str, name: str) -> float:
+        """Note a right password; returns after how many seconds it is to be answered."""
+        return self.brakes.succeeded(peer, name, self._reactor.seconds())
 
     def later(self, delay_s: float, then: Callable[[], None]) -> None:
         """Call something after a while."""
@@ -237,15 +234,28 @@ class ConnectionDoor:
     def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
         """Check a password."""
         self._users = self._access.users
-        self._access.check(credentials, checked)
+        self._access.check(self._peer, credentials, checked)
 
-    def admit(self, name: str) -> None:
-        """Note that a user has logged in, by what was known of users when the login began."""
+    def admit(self, name: str, then: Callable[[], None]) -> bool:
+        """Let a user in, at once or later."""
+        delay_s = self._access.admit(self._peer, name)
+
+        def admitted() -> None:
+            self._enter(name)
+            then()
+
+        if delay_s:
+            self._access.later(delay_s, admitted)
+        else:
+            admitted()
+        return not delay_s
+
+    def _enter(self, name: str) -> None:
+        """Note who is in, by what was known of users when the login began."""
         self._name = name
         self._stranger_since = None
         self._user = user = self._users.find(name)
         self.roles = user.roles if user is not None else frozenset()
-        self._access.forgive(self._peer)
         self._note("login", "allowed")
 
     def leave(self) -> None:

@@ -112,17 +112,33 @@ class Gated(Resource):
             if gone:
                 return
             if right and not known:
-                self._access.stats.auth_cmds += 1
-                self._note(request, credentials.username, "login", "allowed")
-            if right:
+                self._admit(request, peer, credentials.username, role, gone)
+            elif right:
                 self._let_through(request, credentials.username, role)
             elif right is None:
                 _finish(request, _refusal(request, http.SERVICE_UNAVAILABLE, "too many logins"))
             else:
                 self._refuse(request, credentials.username, gone)
 
-        self._access.check_once(credentials, checked)
+        self._access.check_once(peer, credentials, checked)
         return NOT_DONE_YET
+
+    def _admit(
+        self, request: Request, peer: str, name: str, role: Role, gone: list[Failure]
+    ) -> None:
+        """Let a user through who has logged in, at once or later."""
+        self._access.stats.auth_cmds += 1
+        self._note(request, name, "login", "allowed")
+
+        def answer() -> None:
+            if not gone:
+                self._let_through(request, name, role)
+
+        delay_s = self._access.admit(peer, name)
+        if delay_s:
+            self._access.later(delay_s, answer)
+        else:
+            answer()
 
     def _refuse_in_clear(self, request: Request, peer: str) -> bytes:
         """Refuse without asking for a password: anyone on the way could read it."""
