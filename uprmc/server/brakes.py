@@ -2,7 +2,7 @@
 
 Failures are counted by address and by user name, so that neither many names from one address nor
 one name from many addresses are tried fast. A right password waits as a wrong one does: who does
-not wait for the answer learns nothing. Nobody is locked out, because a wait has a limit; and a user
+not wait for the answer learns nothing. No user is locked out, because a wait has a limit; and one
 who has logged in from an address before waits there only for failures of the same name from the
 same address.
 """
