@@ -150,7 +150,7 @@ def test_a_client_keeps_what_no_other_needs(
     watermarks: tuple[int, ...], kept: tuple[bytes, int] | None
 ) -> None:
     node = with_rows(*watermarks)
-    pinned = node.bucket.pinned(node.vbucket)
+    pinned = node.bucket.limits.pinned(node.vbucket)
     if kept is None:
         assert pinned is None
         return
@@ -162,7 +162,7 @@ def test_a_client_keeps_what_no_other_needs(
 def test_a_builder_keeps_what_is_above_its_floor() -> None:
     node = with_rows(0)
     node.bucket.watermarks.begin_build(node.vbucket, b"c0", 16, OWNERS[0])
-    pinned = node.bucket.pinned(node.vbucket)
+    pinned = node.bucket.limits.pinned(node.vbucket)
     assert pinned is not None
     assert pinned.amount == Amount(2, 2 * EACH)
 

@@ -389,7 +389,7 @@ def test_who_is_left_in_a_history_that_is_gone_keeps_no_deletion_of_the_new_one(
     node.set(b"last")
     node.flush()
     assert limit(node) == Limit(21, None)
-    assert node.bucket.pinned(node.vbucket) is None
+    assert node.bucket.limits.pinned(node.vbucket) is None
     assert [each.watermark for each in node.bucket.watermarks.rows(node.vbucket)] == [0, 0]
     report(node, 0)
     node.bucket.watermarks.begin_build(node.vbucket, b"x", 12, OWNER)

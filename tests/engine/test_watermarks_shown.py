@@ -97,7 +97,7 @@ def test_a_replica_that_starts_over_shows_no_row_above_what_it_has_again() -> No
     take_history(vbucket, [FailoverEntry(UUID, 0)])
     apply(vbucket, Item(b"a", b"v", 0, 0, 1, 10, 1), SnapshotRange(0, 10))
     node.flush()
-    node.bucket.learn_table(vbucket, 0, [told(8)], incomplete=False)
+    node.bucket.limits.learn_table(vbucket, 0, [told(8)], incomplete=False)
     assert node.bucket.watermarks.rows(vbucket) == [told(8)]
     vbucket.reset(UUID + 1)
     take_history(vbucket, [FailoverEntry(9, 20), FailoverEntry(UUID, 0)])
@@ -136,7 +136,7 @@ def copy(*rows: Row, incomplete: bool = False, purge_seqno: int = 0) -> Node:
     node.bucket.set_state(node.vbucket.id, REPLICA)
     uuid = node.vbucket.failover_log[0].uuid
     learned = [each._replace(vb_uuid=uuid) for each in rows]
-    node.bucket.learn_table(node.vbucket, purge_seqno, learned, incomplete=incomplete)
+    node.bucket.limits.learn_table(node.vbucket, purge_seqno, learned, incomplete=incomplete)
     return node
 
 

@@ -9,6 +9,7 @@ import pytest
 from tests.kv.binary_peer import Peer, Reply, answer, error, frame, u64
 from tests.kv.harness import NOON, Rig
 from uprmc.engine.replica import apply
+from uprmc.engine.rewind import take_history
 from uprmc.model import CAS_LOCKED, Item, Life, SnapshotRange, VBucketState
 
 GET_VERSION, DELETE, GETL, HELLO, NOOP, SET = 0xE7, 0x04, 0x94, 0x1F, 0x0A, 0x01
@@ -201,7 +202,7 @@ def test_until_a_rollback_is_on_disk_it_has_to_wait(rig: Rig, peer: Peer) -> Non
     rig.bucket.set_state(0, VBucketState.REPLICA)
     rig.flush()
     part = rig.bucket.vbuckets[0]
-    part.roll_back(1, [], frozenset(), part.failover_log, None)
+    take_history(part, 1, [], frozenset(), part.failover_log, None)
     assert said(peer, asked()).status == LATER
     rig.flush()
     assert said(peer, asked(b"j")).status == OK

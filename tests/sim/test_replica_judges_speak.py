@@ -34,6 +34,7 @@ from uprmc.engine import terms as terms_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.gathering import Gathering
 from uprmc.engine.memory_account import MemoryAccount
+from uprmc.engine.purge_limits import PurgeLimits
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack, seqno_of, unpack
@@ -194,7 +195,7 @@ def _forget_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:
 
 def _purge_replicas_freely(patch: pytest.MonkeyPatch) -> None:
     """Drop at a replica what its source has not dropped."""
-    patch.setattr(Bucket, "_not_beyond_source", lambda bucket, vbucket, limit: limit)
+    patch.setattr(PurgeLimits, "_not_beyond_source", lambda limits, vbucket, limit: limit)
 
 
 def _go_on_with_the_next_cas(patch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tests.sim.watermark_judges import WatermarkJudge
 from tests.sim.watermark_plan import WatermarkPlan
 from tests.sim.watermark_run import WatermarkRun
 from tests.sim.world import World
-from uprmc.engine.bucket import Bucket
+from uprmc.engine.purge_limits import PurgeLimits
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import rows as rows_module
 from uprmc.engine.watermarks import table as table_module
@@ -159,7 +159,7 @@ def _raise_floors_at_promotion(patch: pytest.MonkeyPatch) -> None:
 
 def _purge_replicas_freely(patch: pytest.MonkeyPatch) -> None:
     """Drop at a replica what its source has not dropped."""
-    patch.setattr(Bucket, "_not_beyond_source", lambda bucket, vbucket, limit: limit)
+    patch.setattr(PurgeLimits, "_not_beyond_source", lambda limits, vbucket, limit: limit)
 
 
 _ALONE = WatermarkPlan(

@@ -60,14 +60,14 @@ class WatermarkRun(ReplicaRun):
 
     def _listen(self, node: ReplicaNode) -> None:
         """Let the judge see what a replica is told."""
-        learn = node.bucket.learn_table
+        learn = node.bucket.limits.learn_table
 
         def learn_table(vbucket: Any, purge: int, rows: Iterable[Any], **more: Any) -> None:
             rows = list(rows)
             self.judge.told(node, vbucket, rows)
             learn(vbucket, purge, rows, **more)
 
-        node.bucket.learn_table = learn_table  # type: ignore[method-assign]
+        node.bucket.limits.learn_table = learn_table  # type: ignore[method-assign]
 
     def _look(self) -> None:
         super()._look()

@@ -12,7 +12,7 @@ over, so the hot path needs a single lookup; only a failed lookup asks for the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 from uprmc.config import Settings
@@ -28,6 +28,7 @@ from uprmc.engine.flush import Waiter
 from uprmc.engine.flusher import Flusher
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.meta_marks import MetaMarks
+from uprmc.engine.purge_limits import PurgeLimits
 from uprmc.engine.purge_rule import Compacted, PurgeRule, shown
 from uprmc.engine.purging import PurgePolicy, Purger
 from uprmc.engine.stats import Stats
@@ -35,8 +36,8 @@ from uprmc.engine.timings import Timings
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.watermarks.pinning import Pinning
-from uprmc.engine.watermarks.registry import Pinned, Watermarks
-from uprmc.engine.watermarks.rows import Limit, Row
+from uprmc.engine.watermarks.registry import Watermarks
+from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import (
     ConflictRule,
@@ -57,7 +58,7 @@ class ViewHolder(Protocol):
 
 
 class Bucket:
-    """See the module docstring.
+    """All vBuckets of a node, with what they share.
 
     Attributes:
         vbuckets: number -> vBucket, whatever its state.
@@ -67,6 +68,7 @@ class Bucket:
         warm: whether warm-up is over.
         marks: documents that meta commands have marked as stale or being fetched.
         watermarks: the registered clients.
+        limits: how far vBuckets may be purged, as clients and sources set it.
         purge_limit: returns how far a vBucket may be purged, and what holds the purger back.
         pinning: knows what each registered client keeps, and forgets those that keep too much.
         purge_policy: decides which tombstones may be dropped for good.
@@ -109,7 +111,9 @@ class Bucket:
         )
         self.watermarks = Watermarks(self.flusher, clock, settings.purge)
         self.watermarks.on_event = lambda name, fields: self.on_event(name, fields)
-        self.purge_limit: Callable[[VBucket], Limit] = self._purge_limit_of
+        self.numbered: dict[int, int] = {}
+        self.limits = PurgeLimits(self.flusher, self.watermarks, self.numbered)
+        self.purge_limit: Callable[[VBucket], Limit] = self.limits.of
         self.purge_policy = PurgePolicy(self.account, clock, settings.purge)
         self.compactor = Compactor(
             store,
@@ -124,12 +128,11 @@ class Bucket:
         self.compactor.on_end = self._compacted
         self.purger = Purger(self.vbuckets, self.compactor, self.purge_policy)
         self.pinning = Pinning(
-            self.active, self.watermarks, self.pinned, settings.purge.max_pinned_bytes
+            self.active, self.watermarks, self.limits.pinned, settings.purge.max_pinned_bytes
         )
         self.marks = MetaMarks()
         self.view_holders: list[ViewHolder] = []
         self.flushes = 0
-        self.numbered: dict[int, int] = {}
         self.removed_terms: dict[int, int] = {}
         #: By vBucket, a higher term than its own, and the history for which it was learned.
         self._heard: dict[int, tuple[int, int]] = {}
@@ -312,46 +315,11 @@ class Bucket:
             raise NotMyVBucket(number)
         self.compactor.want(number, rule, done)
 
-    def pinned(self, vbucket: VBucket) -> Pinned | None:
-        """Return what one row of a vBucket alone keeps from being purged."""
-        durable = Limit(self.flusher.durable_seqno(vbucket), None)
-        return self.watermarks.pinned(vbucket, self._not_beyond_source(vbucket, durable).seqno)
-
     def _limit_for(self, vbucket: VBucket, rule: PurgeRule) -> Limit:
-        if not rule.forced:
-            return self.purge_limit(vbucket)
-        return self._not_beyond_source(vbucket, Limit(self.flusher.durable_seqno(vbucket), None))
-
-    def _purge_limit_of(self, vbucket: VBucket) -> Limit:
-        """Return the limit that registered clients and a replica's source set."""
-        return self._not_beyond_source(vbucket, self.watermarks.limit(vbucket))
-
-    def _not_beyond_source(self, vbucket: VBucket, limit: Limit) -> Limit:
-        """Lower the limit of a replica, which keeps what its source may have (X22).
-
-        It knows its source's purge seqno. A vBucket that numbers its own versions has no source.
-        """
-        filled = vbucket.state in (VBucketState.REPLICA, VBucketState.PENDING)
-        numbered = self.numbered.get(vbucket.id) == vbucket.failover_log[0].uuid
-        if filled and not numbered and vbucket.purge_seqno < limit.seqno:
-            return Limit(vbucket.purge_seqno, "source")
-        return limit
-
-    def learn_table(
-        self, vbucket: VBucket, purge_seqno: int, rows: Iterable[Row], *, incomplete: bool
-    ) -> None:
-        """Take over what a replica's source has told of its watermarks.
-
-        A purge seqno beyond what the replica has on disk as complete snapshots changes nothing.
-        """
-        held_seqno = min(vbucket.whole_seqno, self.flusher.durable_seqno(vbucket))
-        if vbucket.purge_seqno < purge_seqno <= held_seqno:
-            vbucket.purge_seqno = purge_seqno
-            vbucket.change_header()
-        self.watermarks.learn(vbucket, rows, incomplete=incomplete)
+        return self.limits.forced(vbucket) if rule.forced else self.purge_limit(vbucket)
 
     def _compacted(self, rule: PurgeRule, result: Compacted) -> None:
-        """Tell what was dropped, and whom a forced compaction has outpaced."""
+        """Tell what was dropped, and which clients a forced compaction has outpaced."""
         if not result.dropped:
             return
         fields = {"vb": result.vbucket, "from": result.start, "to": result.end}

@@ -1,7 +1,7 @@
 """A vBucket's fields, and its versions in their order: histories begin, grow and end here.
 
 Job: everything that an active vBucket and a replica have in common. `adopt` and `adopt_all` take
-versions that already have seqnos; `reset` and `roll_back` replace the history by another one;
+versions that already have seqnos; `reset` begins another history (so does `rewind.take_history`);
 `persisted` and `header` are for the flusher. Nothing is refused here: conflicts, locks and memory
 are the job of `vbucket`, the order of a stream is that of `replica`.
 
@@ -11,7 +11,6 @@ path visits all of these fields once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from uprmc.core.fronts import VBucketFront
@@ -33,11 +32,10 @@ from uprmc.record import (
     SEQNO,
     cas_of,
     key_of,
-    pack,
     seqno_of,
 )
 
-_NOTHING_PERSISTED = SnapshotRange(0, 0)
+NOTHING_PERSISTED = SnapshotRange(0, 0)
 
 
 class Forgetting(NamedTuple):
@@ -53,7 +51,7 @@ class Forgetting(NamedTuple):
 
 
 class History(VBucketFront):
-    """See the module docstring. Attributes are public for the hot path, read-only for others.
+    """What a vBucket has. Attributes are public for the hot path, read-only for others.
 
     Attributes:
         id: its number.
@@ -133,7 +131,7 @@ class History(VBucketFront):
         self.failover_log = log
         self.high_seqno = 0
         self.persisted_seqno = 0
-        self.persisted_snapshot = _NOTHING_PERSISTED
+        self.persisted_snapshot = NOTHING_PERSISTED
         self.max_deleted_rev = 0
         self.receiving: SnapshotRange | None = None
         self.forgetting: Forgetting | None = None
@@ -243,7 +241,7 @@ class History(VBucketFront):
             self.tell_waiting()
 
     def adopt_all(self, records: list[bytes], highest_cas: int) -> None:
-        """Do what `adopt` does for each, by rising seqno; call those who wait once, at the end.
+        """Do what `adopt` does for each, by rising seqno; call waiting watchers once, at the end.
 
         Args:
             records: what to adopt.
@@ -290,49 +288,7 @@ class History(VBucketFront):
             self.max_deleted_rev = rev
             self.change_header()
 
-    # --- beginning anew -------------------------------------------------------------------------
-
-    def roll_back(
-        self,
-        high_seqno: int,
-        versions: Sequence[Item],
-        keys: frozenset[bytes],
-        log: FailoverLog,
-        receiving: SnapshotRange | None,
-    ) -> None:
-        """Return to a state of another history; see `rewind.roll_back`, which has the rule.
-
-        Nothing of it counts as persisted until a commit contains all of it.
-
-        Args:
-            high_seqno: the newest seqno afterwards; not 0.
-            versions: versions of documents, by rising seqno, none above `high_seqno`.
-            keys: keys whose records the store must delete.
-            log: the history from now on.
-            receiving: the snapshot of which a part has been received.
-        """
-        assert self.purge_seqno <= high_seqno
-        table = self.table
-        for record in [record for record in table.records() if seqno_of(record) > high_seqno]:
-            table.remove(key_of(record))
-        given = {item.key: pack(item) for item in versions}
-        kept = [record for record in self.queue.since(0) if seqno_of(record) <= high_seqno]
-        queued = [record for record in kept if key_of(record) not in given]
-        for item in versions:
-            self.know_cas(item.cas)
-            table.put(item.key, given[item.key], table.get(item.key))
-        self.queue = WriteQueue()
-        self.queue.put_all(sorted([*queued, *given.values()], key=seqno_of), [])
-        self.queue.high_seqno = self.high_seqno = high_seqno
-        pending = self.forgetting or Forgetting(high_seqno, frozenset())
-        self.forgetting = Forgetting(min(high_seqno, pending.above), keys | pending.keys)
-        self.persisted_seqno = 0
-        self.persisted_snapshot = SnapshotRange(0, 0)
-        self.failover_log = log
-        self.receiving = receiving
-        self.locks.clear()
-        self.change_header()
-        self.interrupt(Interruption.ROLLED_BACK)
+    # --- another history ------------------------------------------------------------------------
 
     def reset(self, uuid: int, size: int | None = None) -> None:
         """Delete everything: the vBucket is empty afterwards, with a new history and seqno 0.
@@ -370,7 +326,7 @@ class History(VBucketFront):
             self.term, self.known_term = term, max(term, self.known_term)
             self.change_header()
 
-    # --- who follows ----------------------------------------------------------------------------
+    # --- watchers -------------------------------------------------------------------------------
 
     def interrupt(self, why: Interruption) -> None:
         """Tell all watchers that they cannot continue, and forget them."""
@@ -397,7 +353,7 @@ class History(VBucketFront):
             self.tell_waiting()
 
     def tell_waiting(self) -> None:
-        """Call those who wait for a change."""
+        """Call the watchers that wait for a change."""
         waiting = self.waiting
         if len(waiting) == 1:
             waiting.pop().changed()

@@ -32,11 +32,13 @@ from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flush import Waiter
+from uprmc.engine.history import NOTHING_PERSISTED, Forgetting
 from uprmc.engine.replica import NUMBER_MAX
-from uprmc.engine.vbucket import VBucket
+from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import InvalidArguments
 from uprmc.model import FailoverLog, Item, SnapshotRange
-from uprmc.record import key_of, seqno_of
+from uprmc.record import key_of, pack, seqno_of
 
 
 class Rewind(NamedTuple):
@@ -117,9 +119,53 @@ def roll_back(bucket: Bucket, vbucket: VBucket, rewind: Rewind, done: Waiter) ->
         receiving = SnapshotRange(0, later) if later else None
         versions = sorted(rewind.versions, key=attrgetter("seqno"))
         vbucket.purge_seqno = purge_seqno
-        vbucket.roll_back(high, versions, forgotten, rewind.log, receiving)
+        take_history(vbucket, high, versions, forgotten, rewind.log, receiving)
         vbucket.take_term(rewind.term)
     bucket.flusher.when_durable(done)
+
+
+def take_history(
+    vbucket: VBucket,
+    high_seqno: int,
+    versions: Sequence[Item],
+    keys: frozenset[bytes],
+    log: FailoverLog,
+    receiving: SnapshotRange | None,
+) -> None:
+    """Return a vBucket to a state of another history.
+
+    Nothing of it counts as persisted until a commit contains all of it.
+
+    Args:
+        vbucket: the vBucket.
+        high_seqno: the newest seqno afterwards; not 0.
+        versions: versions of documents, by rising seqno, none above `high_seqno`.
+        keys: keys whose records the store must delete.
+        log: the history from now on.
+        receiving: the snapshot of which a part has been received.
+    """
+    assert vbucket.purge_seqno <= high_seqno
+    table = vbucket.table
+    for record in [record for record in table.records() if seqno_of(record) > high_seqno]:
+        table.remove(key_of(record))
+    given = {item.key: pack(item) for item in versions}
+    kept = [record for record in vbucket.queue.since(0) if seqno_of(record) <= high_seqno]
+    queued = [record for record in kept if key_of(record) not in given]
+    for item in versions:
+        vbucket.know_cas(item.cas)
+        table.put(item.key, given[item.key], table.get(item.key))
+    vbucket.queue = WriteQueue()
+    vbucket.queue.put_all(sorted([*queued, *given.values()], key=seqno_of), [])
+    vbucket.queue.high_seqno = vbucket.high_seqno = high_seqno
+    pending = vbucket.forgetting or Forgetting(high_seqno, frozenset())
+    vbucket.forgetting = Forgetting(min(high_seqno, pending.above), keys | pending.keys)
+    vbucket.persisted_seqno = 0
+    vbucket.persisted_snapshot = NOTHING_PERSISTED
+    vbucket.failover_log = log
+    vbucket.receiving = receiving
+    vbucket.locks.clear()
+    vbucket.change_header()
+    vbucket.interrupt(Interruption.ROLLED_BACK)
 
 
 def _check(vbucket: VBucket, rewind: Rewind) -> None:

@@ -66,7 +66,7 @@ def _facts(node: ObservedNode, vbucket: VBucket) -> _Facts:
 
 
 def _rows(node: ObservedNode, vbucket: VBucket, rows: Iterable[Row]) -> Iterator[_Facts]:
-    pinned = node.bucket.pinned(vbucket)
+    pinned = node.bucket.limits.pinned(vbucket)
     kept = {} if pinned is None else {pinned.row.id: pinned.amount}
     return (_row(row, kept.get(row.id, Amount())) for row in rows)
 

@@ -139,7 +139,7 @@ def take_table(request: UprRequest, vbucket: VBucket, hub: Hub, *, floors: bool)
     except ValueError as error:
         raise RemoteProtocolError(str(error)) from None
     rows = [row for row in told if row.effective <= vbucket.whole_seqno]
-    hub.bucket.learn_table(vbucket, purge_seqno, rows, incomplete=len(rows) < count)
+    hub.bucket.limits.learn_table(vbucket, purge_seqno, rows, incomplete=len(rows) < count)
 
 
 def _row_of(record: WatermarkRecord, uuid: int) -> Row:
