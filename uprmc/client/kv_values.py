@@ -9,25 +9,7 @@ from typing import NamedTuple, TypeVar
 from uprmc.client.connection import NodeError
 from uprmc.client.errors import ClientError
 from uprmc.client.kv_pipeline import KvReply, KvRequest
-from uprmc.errors import (
-    CommandError,
-    DeltaBadValue,
-    InvalidArguments,
-    KeyExists,
-    KeyNotFound,
-    Locked,
-    NotLocked,
-    NotMyVBucket,
-    NotStored,
-    NotSupported,
-    OutOfMemory,
-    RangeExceeded,
-    RemoteProtocolError,
-    TemporaryFailure,
-    TooLarge,
-    UnknownCommand,
-    UprmcError,
-)
+from uprmc.errors import InvalidArguments, RemoteProtocolError, UprmcError
 from uprmc.protocol.binary import (
     GET_REPLY_EXTRAS,
     MUTATION_SEQNO_EXTRAS,
@@ -39,27 +21,10 @@ from uprmc.protocol.management import (
     WITH_META_EXTRAS,
     WITH_META_OPTIONS_EXTRAS,
 )
-from uprmc.protocol.opcodes import STATUS_TEXT, Status
+from uprmc.protocol.opcodes import STATUS_TEXT
+from uprmc.protocol.statuses import ERRORS
 
 _T = TypeVar("_T")
-
-_REFUSALS: dict[int, type[CommandError]] = {
-    Status.KEY_NOT_FOUND: KeyNotFound,
-    Status.KEY_EXISTS: KeyExists,
-    Status.TOO_LARGE: TooLarge,
-    Status.INVALID_ARGUMENTS: InvalidArguments,
-    Status.NOT_STORED: NotStored,
-    Status.DELTA_BAD_VALUE: DeltaBadValue,
-    Status.NOT_MY_VBUCKET: NotMyVBucket,
-    Status.LOCKED: Locked,
-    Status.NOT_LOCKED: NotLocked,
-    Status.RANGE_ERROR: RangeExceeded,
-    Status.UNKNOWN_COMMAND: UnknownCommand,
-    Status.OUT_OF_MEMORY: OutOfMemory,
-    Status.NOT_SUPPORTED: NotSupported,
-    Status.BUSY: TemporaryFailure,
-    Status.TEMPORARY_FAILURE: TemporaryFailure,
-}
 
 
 class Document(NamedTuple):
@@ -143,9 +108,9 @@ def understood(
 
 def _refusal(reply: KvReply) -> UprmcError:
     text = reply.value.decode("utf-8", "replace") if not reply.datatype else ""
-    if reply.status not in _REFUSALS:
+    if reply.status not in ERRORS:
         return NodeError(f"the node refused with status {reply.status:#06x}: {text}")
-    return _REFUSALS[reply.status](text or STATUS_TEXT[reply.status].decode())
+    return ERRORS[reply.status](text or STATUS_TEXT[reply.status].decode())
 
 
 def read_document(reply: KvReply) -> Document:

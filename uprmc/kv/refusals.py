@@ -12,41 +12,13 @@ Source: memcached reference 2.2; UPR reference 1.2 and 6; Couchbase SDK referenc
 
 from __future__ import annotations
 
-from uprmc.errors import (
-    AccessDenied,
-    CommandError,
-    DeltaBadValue,
-    InvalidArguments,
-    KeyExists,
-    KeyNotFound,
-    Locked,
-    NotLocked,
-    NotMyVBucket,
-    NotStored,
-    NotSupported,
-    OutOfMemory,
-    RangeExceeded,
-    RemoteProtocolError,
-    TemporaryFailure,
-    TooLarge,
-    UnknownCommand,
-)
+from uprmc.errors import AccessDenied, CommandError, Locked, NotLocked, RemoteProtocolError
 from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
+from uprmc.protocol.statuses import ERRORS
 
 _STATUSES: dict[type[Exception], Status] = {
+    **{error: Status(status) for status, error in ERRORS.items()},
     AccessDenied: Status.ACCESS_DENIED,
-    KeyNotFound: Status.KEY_NOT_FOUND,
-    KeyExists: Status.KEY_EXISTS,
-    NotStored: Status.NOT_STORED,
-    TooLarge: Status.TOO_LARGE,
-    DeltaBadValue: Status.DELTA_BAD_VALUE,
-    NotMyVBucket: Status.NOT_MY_VBUCKET,
-    TemporaryFailure: Status.TEMPORARY_FAILURE,
-    OutOfMemory: Status.OUT_OF_MEMORY,
-    InvalidArguments: Status.INVALID_ARGUMENTS,
-    UnknownCommand: Status.UNKNOWN_COMMAND,
-    NotSupported: Status.NOT_SUPPORTED,
-    RangeExceeded: Status.RANGE_ERROR,
     RemoteProtocolError: Status.INVALID_ARGUMENTS,
 }
 
