@@ -36,6 +36,7 @@ from uprmc.upr.produce.feed import Feed
 from uprmc.upr.produce.lease_stream import LeaseStream
 from uprmc.upr.produce.missing_deletions import MissingDeletions
 from uprmc.upr.produce.notifier import NotifierStream
+from uprmc.upr.produce.readings import Readings
 from uprmc.upr.produce.schedule import Rounds
 from uprmc.upr.produce.stream import Stream
 from uprmc.upr.produce.takeover import TakeoverStream
@@ -402,7 +403,7 @@ def _call_nobody_who_waits_for_a_permit(patch: pytest.MonkeyPatch) -> None:
         slots.used -= 1
 
     patch.setattr(Slots, "free", silent)
-    patch.setattr(Feed, "_unpark", lambda feed: False)
+    patch.setattr(Readings, "_unpark", lambda readings: False)
 
 
 def _keep_queue_views(patch: pytest.MonkeyPatch) -> None:

@@ -199,7 +199,7 @@ def backfilling(rig: Rig, vbuckets: int, count: int = 30) -> None:
 
 
 def reading(peer: Peer) -> int:
-    return peer.side.feed.disk_readings  # type: ignore[no-any-return]
+    return peer.side.feed.readings.from_disk  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("limit", [1, 3])

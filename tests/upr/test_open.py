@@ -207,7 +207,7 @@ def busy(rig: Rig, name: bytes = b"busy") -> Peer:
     peer.send(frame(0xE8, key=b"cookie"))
     peer.drain()
     assert items(peer.received)
-    assert peer.side.feed.disk_readings >= 2
+    assert peer.side.feed.readings.from_disk >= 2
     assert len(peer.side.feed.barriers) == 1
     return peer
 

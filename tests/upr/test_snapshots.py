@@ -207,7 +207,7 @@ def half_way(rig: Rig, peer: Peer, *, on_disk: bool, count: int = 60) -> None:
     peer.controls(connection_buffer_size=b"2000")
     peer.stream(0)
     assert 0 < len(seqnos(peer.received)) < count
-    assert len(peer.side.feed._held_since) == 1
+    assert len(peer.side.feed.readings._open_since) == 1
 
 
 def give_up_by_time(rig: Rig, peer: Peer) -> None:

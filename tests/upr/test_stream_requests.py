@@ -548,7 +548,7 @@ def test_dropped_deletions_that_a_slow_stream_would_miss_end_it(
     peer.controls(connection_buffer_size=b"3000")
     peer.stream(0, start)
     assert start < peer.side.feed.streams[0].last_seqno < 90
-    peer.side.feed.release_views()
+    peer.side.feed.readings.release_all()
     write(rig, 0, *(b"more%d" % n for n in range(10)))
     rig.bucket.vbuckets[0].purge_seqno = purged
     peer.controls(connection_buffer_size=b"0")

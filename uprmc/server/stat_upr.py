@@ -209,7 +209,7 @@ def _connection(producer: Producer, prefix: str) -> Iterator[tuple[str, str]]:
         ("num_streams", len(feed.streams)),
         ("barriers_pending", len(feed.barriers)),
         ("rounds", feed.cycle),
-        ("disk_readings", feed.disk_readings),
+        ("disk_readings", feed.readings.from_disk),
     ]
     yield from [(prefix + name, str(value)) for name, value in rows]
     for stream in [*feed.streams.values(), *feed.ended_streams.values()]:

@@ -4,9 +4,6 @@ Streams are pulled: nothing is produced that the transport, the pull's budget an
 not take. What is queued here is small and bounded by the number of streams and cookies: stream
 ends, barrier cookies.
 
-Disk readings are rationed (`Hub.backfills`), and given up when they are held too long or hold too
-much (`tick`).
-
 Source: UPR reference 4.3, 4.6; rows D27 to D31, D39.
 """
 
@@ -15,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from uprmc.engine.change_source import Reading, needs_disk
-from uprmc.errors import StoreError, TemporaryFailure
+from uprmc.engine.change_source import Reading
+from uprmc.errors import TemporaryFailure
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, Opcode
 from uprmc.protocol.upr import STREAM_END_EXTRAS
@@ -30,24 +27,25 @@ from uprmc.upr.hub import Hub
 from uprmc.upr.produce.barrier import ByCycle, ByVector
 from uprmc.upr.produce.news import Sent, send_news
 from uprmc.upr.produce.options import Options
+from uprmc.upr.produce.readings import Readings
 from uprmc.upr.produce.schedule import RoundRobin, Rounds, Schedule
 from uprmc.upr.produce.stream import Stream
 
 #: What one stream may send before others have their turn.
 _PORTION_BYTES = 16 * 1024
 
-#: What follows snapshots may come to so many bytes in one call of `fill`, which takes two
-#: milliseconds; to look whether there is anything counts as so many.
+#: What follows snapshots may come to this many bytes in one call of `fill`, which takes two
+#: milliseconds; to look whether there is anything counts as `_LOOK_BYTES`.
 _FOLLOW_UP_BYTES = 16 * 1024
 _LOOK_BYTES = 512
 
 #: Stands for "no flow control".
 _NO_LIMIT = 1 << 62
 
-#: So many frames wait at most for a peer that asks for ever more of them and takes none.
+#: At most this many frames wait for a peer that asks for ever more of them and takes none.
 _WAITING_FRAMES = 4_096
 
-#: So many ended streams are remembered; the oldest are forgotten first.
+#: At most this many ended streams are remembered; the oldest are forgotten first.
 _ENDED_STREAMS = 1_024
 
 #: Reasons that consumers of 2014 know.
@@ -55,7 +53,7 @@ _OLD_REASONS = frozenset({EndReason.OK, EndReason.CLOSED, EndReason.STATE_CHANGE
 
 
 class Feed:
-    """See the module docstring; implements `stream.Host`.
+    """The sending half of one connection; implements `host.Host`.
 
     Attributes:
         streams: by vBucket.
@@ -64,7 +62,7 @@ class Feed:
         items_sent: of streams that have ended.
         bytes_sent: of all frames.
         last_sent_at: Unix time.
-        disk_readings: streams that are reading the disk.
+        readings: those that its streams have open.
         frames_sent: of all kinds.
         barriers: cookies that wait.
         after_snapshot: returns what to send after a snapshot of a stream, ``None`` = nothing.
@@ -90,14 +88,10 @@ class Feed:
         self._schedule: Schedule = self._turns
         self._rounds: Rounds | None = None
         self._frames: deque[tuple[Stream | None, bytes]] = deque()
-        self._parked: dict[Stream, None] = {}
+        self.readings = Readings(hub, options, self.ready)
         self._to_look_after: dict[int, None] = {}
         self._followed_up = 0
-        self.disk_readings = 0
-        self._held_since: dict[Stream, float] = {}
-        self._reading_since: dict[Stream, float] = {}
         self._cookies_since: deque[float] = deque()
-        self._now = 0.0
         self._completed = False
         self._cookies = 0
         self.after_snapshot: Callable[[Stream], bytes | None] | None = None
@@ -128,22 +122,22 @@ class Feed:
         stream.begin()
 
     def remove(self, stream: Stream) -> None:
-        """End a stream without a word; what was about to be sent of it is not."""
+        """End a stream without telling the peer; what was about to be sent of it is not sent."""
         stream.close()
         self._forget(stream)
         if self._frames:
             self._frames = deque(entry for entry in self._frames if entry[0] is not stream)
 
     def close(self) -> None:
-        """End everything without a word: the connection is gone."""
-        self._parked.clear()
+        """End everything: the connection is gone."""
+        self.readings.clear()
         self._frames.clear()
         self._to_look_after.clear()
         for stream in list(self.streams.values()):
             self.remove(stream)
         self.ended_streams.clear()
         self._frames.clear()
-        self._hub.backfills.forget(self._unpark)
+        self.readings.leave()
 
     def _forget(self, stream: Stream) -> None:
         del self.streams[stream.vbucket.id]
@@ -151,8 +145,7 @@ class Feed:
         self._schedule.gone(stream)
         self.barriers.ended(stream.vbucket.id)
         self.items_sent += stream.from_disk + stream.from_memory
-        self._parked.pop(stream, None)
-        self._unpark()  # it may have been called for a permit that it does not take now
+        self.readings.forget(stream)
 
     def _remember(self, stream: Stream) -> None:
         self.ended_streams[stream.vbucket.id] = stream
@@ -173,75 +166,25 @@ class Feed:
     # --- the host of streams --------------------------------------------------------------------
 
     def ready(self, stream: Stream) -> None:
-        """See `stream.Host`."""
+        """See `host.Host`."""
         self._schedule.ready(stream)
         self._wake()
 
     def open_reading(self, stream: Stream) -> Reading | None:
-        """See `stream.Host`; a reading of the disk needs a permit."""
-        vbucket = stream.vbucket
-        if not needs_disk(vbucket, stream.last_seqno):
-            reading = Reading(vbucket, None)
-        elif self._may_read_disk():
-            try:
-                reading = Reading(vbucket, self._hub.bucket.store.view())
-            except StoreError:
-                self._give_permit_back()
-                stream.end(EndReason.BACKFILL_FAILED)
-                return None
-        else:
-            self._parked[stream] = None
-            return None
-        self._held_since[stream] = self._now
-        if reading.from_disk:
-            self._reading_since[stream] = self._hub.bucket.clock.monotonic()
-        return reading
-
-    def _give_permit_back(self) -> None:
-        self.disk_readings -= 1
-        self._hub.backfills.free(self._unpark)
-
-    @property
-    def _has_place(self) -> bool:
-        """Whether one more stream of this connection may read the disk."""
-        limit = 1 if self._options.sequential else self._hub.settings.backfills_per_connection
-        return self.disk_readings < limit
-
-    def _may_read_disk(self) -> bool:
-        if not self._has_place or not self._hub.backfills.take(self._unpark):
-            return False
-        self.disk_readings += 1
-        self._unpark()  # there may be permits for more of us
-        return True
+        """See `host.Host`."""
+        return self.readings.open(stream)
 
     def close_reading(self, stream: Stream, reading: Reading) -> None:
-        """See `stream.Host`."""
-        reading.close()
-        del self._held_since[stream]
-        if reading.from_disk:
-            self._measure("backfill", self._reading_since.pop(stream))
-            self._give_permit_back()
-
-    def _measure(self, what: str, since: float) -> None:
-        bucket = self._hub.bucket
-        getattr(bucket.timings, what).add(bucket.clock.monotonic() - since)
+        """See `host.Host`."""
+        self.readings.close(stream, reading)
 
     def may_read_on(self, stream: Stream) -> bool:
-        """See `stream.Host`."""
+        """See `host.Host`."""
         preread = self._hub.preread
         return preread is None or preread.may_read_on(stream)
 
-    def _unpark(self) -> bool:
-        """Let the stream that has waited longest try again; says whether there is one."""
-        if not self._parked or not self._has_place:
-            return False
-        stream = next(iter(self._parked))
-        del self._parked[stream]
-        self.ready(stream)
-        return True
-
     def snapshot_begins(self, stream: Stream, end_seqno: int, out: list[bytes]) -> int:
-        """See `stream.Host`."""
+        """See `host.Host`."""
         if self._rounds is None:
             return 0
         self.barriers.begun(stream.vbucket.id)
@@ -249,7 +192,7 @@ class Feed:
         return self._put(out, self._frame(Opcode.PARTITION_START, extras, stream))
 
     def snapshot_complete(self, stream: Stream, items: int, out: list[bytes]) -> int:
-        """See `stream.Host`."""
+        """See `host.Host`."""
         self._completed = True
         if self._cookies or self._rounds is not None:
             self.barriers.passed(stream.vbucket.id, stream.last_seqno)
@@ -289,7 +232,7 @@ class Feed:
             self._frames.append((stream, frame))
 
     def ended(self, stream: Stream, reason: EndReason) -> None:
-        """See `stream.Host`."""
+        """See `host.Host`."""
         self._forget(stream)
         if not self.modern and reason not in _OLD_REASONS:
             reason = EndReason.STATE_CHANGED
@@ -298,7 +241,7 @@ class Feed:
         self._wake()
 
     def tell_closed(self, stream: Stream) -> None:
-        """Say that a stream ended because the peer wished so."""
+        """Tell the peer that a stream ended because it has asked for that."""
         extras = STREAM_END_EXTRAS.pack(EndReason.CLOSED)
         self._frames.append((None, self._frame(Opcode.UPR_STREAM_END, extras, stream)))
 
@@ -332,7 +275,7 @@ class Feed:
             barriers.turn_of(self._rounds.upcoming)  # turns may have gone by in silence
             late = [number for number, stream in self.streams.items() if stream.late]
             barriers.expect({number: highs[number] for number in late})
-        else:  # nobody has told while no cookie was waiting
+        else:  # streams do not tell while no cookie is waiting
             for number, stream in self.streams.items():
                 barriers.passed(number, stream.complete_seqno)
         barriers.add(cookie, opaque, highs, self.frames_sent)
@@ -343,7 +286,9 @@ class Feed:
         if not self._cookies:
             return
         for barrier in self.barriers.reached():
-            self._measure("barrier", self._cookies_since.popleft())
+            bucket = self._hub.bucket
+            waited_s = bucket.clock.monotonic() - self._cookies_since.popleft()
+            bucket.timings.barrier.add(waited_s)
             since = (self.frames_sent + len(self._frames) - barrier.frames) & 0xFFFFFFFF
             extras = BARRIER_REACHED_EXTRAS.pack(self.cycle, since)
             frame = encode_request(
@@ -388,7 +333,7 @@ class Feed:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether nobody needs to know of each snapshot where it begins and ends."""
+        """Whether neither barriers, rounds nor the peer need to know where each snapshot ends."""
         return not (self._cookies or self._rounds or self._options.snapshot_ends)
 
     def _send_news(self, out: list[bytes], limit: int, *, pausing: bool) -> Sent:
@@ -403,7 +348,7 @@ class Feed:
         return size - self.unacked_bytes if size else _NO_LIMIT
 
     def _serve(self, stream: Stream, out: list[bytes], limit: int) -> int | None:
-        """Let `stream` have its turn; ``None`` = in rounds nobody can go on before it does."""
+        """Let `stream` have its turn; ``None`` = in rounds, no other can go on before it does."""
         self._completed = False
         frames = stream.frames
         sent = stream.fill(out, limit)
@@ -420,7 +365,7 @@ class Feed:
         return sent
 
     def _is_half_way(self, stream: Stream) -> bool:
-        return stream in self._parked or stream.announced
+        return self.readings.is_parked(stream) or stream.announced
 
     def _send_frames(self, out: list[bytes], sent: int, limit: int) -> int:
         frames = self._frames
@@ -456,25 +401,5 @@ class Feed:
             self._return_cookies()
 
     def acknowledged(self, size: int) -> None:
-        """The peer has dealt with so many bytes."""
+        """Learn that the peer has dealt with this many bytes."""
         self.unacked_bytes = max(0, self.unacked_bytes - size)
-
-    # --- holding less ---------------------------------------------------------------------------
-
-    def tick(self, now: float) -> None:
-        """Give up readings that are held too long or hold too much."""
-        if not self._now:  # the first tick: whatever is held is held since now, for all we know
-            self._held_since = dict.fromkeys(self._held_since, now)
-        self._now = now
-        if self._hub.backfills.used < self._hub.backfills.limit:
-            self._unpark()  # who was called before us may not have taken the permit
-        settings = self._hub.settings
-        for stream, since in list(self._held_since.items()):
-            too_long = now - since > settings.reading_max_s
-            if too_long or stream.vbucket.queue.held > settings.reading_items:
-                stream.release()
-
-    def release_views(self) -> None:
-        """Give up every reading, for somebody who needs them gone."""
-        for stream in list(self._held_since):
-            stream.release()

@@ -147,7 +147,7 @@ class Producer:
 
     def release_views(self) -> None:
         """See `Peer`."""
-        self.feed.release_views()
+        self.feed.readings.release_all()
 
     def fills(self, number: int) -> bool:
         """See `Peer`: a producer only reads."""
@@ -155,7 +155,7 @@ class Producer:
 
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Pass the time on; returns whether a keep-alive is due."""
-        self.feed.tick(now)
+        self.feed.readings.tick(now)
         if self._connected is not None:
             self._connected.tick(now, self.acked_bytes)
         for number in self.registration.tables.due(now, self.feed.streams):
