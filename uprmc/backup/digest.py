@@ -52,7 +52,7 @@ _TAILS = np.array([_MASK] + [(1 << 8 * n) - 1 for n in range(1, 8)], np.uint64)
 
 @dataclass(frozen=True)
 class Digest:
-    """See the module docstring.
+    """Digest of a set of documents.
 
     Attributes:
         rows: how many.

@@ -137,7 +137,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class Manifest:
-    """See the module docstring.
+    """The contents of an increment's manifest.
 
     Attributes:
         repository: id of the directory that the increment belongs to.

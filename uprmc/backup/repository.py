@@ -100,7 +100,7 @@ def increment_path(chain: Path, number: int) -> Path:
 
 
 class Repository:
-    """See the module docstring.
+    """The directory of one backup.
 
     Attributes:
         path: the directory.

@@ -40,7 +40,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Access:
-    """See the module docstring.
+    """How to reach and address the nodes.
 
     Attributes:
         tls: ``None`` = no TLS.

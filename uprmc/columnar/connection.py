@@ -58,7 +58,7 @@ TakeAnswer = Callable[[int, ResponseFrame], bool]
 
 
 class Connection:
-    """See the module docstring.
+    """A blocking connection to one node.
 
     Attributes:
         place: HOST:PORT.

@@ -91,7 +91,9 @@ class Block(NamedTuple):
 
 
 class Decoder:
-    """See the module docstring. Bytes are received into `room`, then `received` is called.
+    """Decodes the bytes of one connection's streams.
+
+    Bytes are received into `room`, then `received` is called.
 
     Attributes:
         place: who sends, for messages.

@@ -49,7 +49,7 @@ class Held:
 
 
 class Lease:
-    """See the module docstring.
+    """A snapshot lease over all nodes.
 
     Attributes:
         token: the lease as text, without blanks.

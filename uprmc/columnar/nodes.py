@@ -68,7 +68,9 @@ class Standing:
 
 
 class Nodes:
-    """See the module docstring. Connections are kept open; used by one thread at a time.
+    """The nodes of a cluster, as they describe themselves.
+
+    Connections are kept open; used by one thread at a time.
 
     Attributes:
         owners: the node of each that is active, by number.

@@ -67,7 +67,9 @@ class _Generation:
 
 
 class UnpersistedRows:
-    """See the module docstring. Made before the first row is sent.
+    """Rows that nodes have answered and may not have on disk.
+
+    Made before the first row is sent.
 
     Args:
         options: how patient to be.

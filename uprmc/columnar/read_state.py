@@ -53,7 +53,9 @@ class Range:
 
 
 class ReadState:
-    """See the module docstring. What contradicts the promise of a stream raises `ValueError`.
+    """The read of one vBucket from a lease.
+
+    What contradicts the promise of a stream raises `ValueError`.
 
     Attributes:
         range: what is wanted.

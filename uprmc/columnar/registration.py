@@ -39,7 +39,9 @@ _NOTHING_THERE = frozenset({Status.KEY_NOT_FOUND, Status.NOT_MY_VBUCKET})
 
 
 class Registration:
-    """See the module docstring. Used by one thread.
+    """The rows of one reader in the watermark tables of the nodes.
+
+    Used by one thread.
 
     Args:
         access: where the nodes are.

@@ -46,7 +46,7 @@ class Requests(NamedTuple):
 
 
 class Rounds:
-    """See the module docstring.
+    """Sends requests in rounds until each has its final answer.
 
     Args:
         options: how patient to be.

@@ -37,7 +37,7 @@ class Other(NamedTuple):
 
 
 class Judged:
-    """See the module docstring.
+    """A block of frames that has been checked.
 
     Attributes:
         rows: those that are wanted.

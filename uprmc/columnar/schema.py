@@ -58,7 +58,7 @@ _U64 = frozenset(("_rev", "_cas"))
 
 @dataclass(frozen=True)
 class Columns:
-    """See the module docstring.
+    """The columns of one read.
 
     Raises:
         BadOption: there is no such column, type, form or mode, or a column is named twice.

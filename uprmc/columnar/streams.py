@@ -40,7 +40,7 @@ class LeaseGone(LeaseEnded):
 
 
 class Streams:
-    """See the module docstring."""
+    """The streams of one lease over one connection."""
 
     def __init__(
         self,

@@ -33,7 +33,7 @@ WINDOW_BYTES_MAX = 1024 * 1024 * 1024
 
 @dataclass(frozen=True)
 class WriteOptions:
-    """See the module docstring.
+    """How rows are written.
 
     Raises:
         BadOption: a value makes no sense.

@@ -43,7 +43,9 @@ RATE_STEP_S = 0.1
 
 
 class Writer:
-    """See the module docstring. One thread at a time; it connects when there is a row to send.
+    """Writes the rows of one task.
+
+    One thread at a time; it connects when there is a row to send.
 
     Args:
         options: how to write.

@@ -106,7 +106,7 @@ class Run:
 
 
 class Batch:
-    """See the module docstring.
+    """Changes that came together.
 
     Attributes:
         seqnos, keys: of all items.

@@ -115,7 +115,7 @@ class _Row:
 
 
 class Registering:
-    """See the module docstring.
+    """The rows of one client in the watermark tables of one node.
 
     Attributes:
         instance: who is registered.

@@ -29,7 +29,9 @@ _PORTION_ITEMS = 64
 
 
 class Reading:
-    """See the module docstring. Close it: it pins queue entries and pages of the store.
+    """One ordered reading of a vBucket.
+
+    Close it: it pins queue entries and pages of the store.
 
     Attributes:
         vbucket: its number.

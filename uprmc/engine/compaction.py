@@ -146,7 +146,7 @@ class _Compaction:
 
 
 class Compactor:
-    """See the module docstring.
+    """Compacts vBuckets one after the other.
 
     Attributes:
         last: what the last compaction did, for its waiter.

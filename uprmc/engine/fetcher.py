@@ -70,7 +70,7 @@ class Fetch:
 
 
 class Fetcher:
-    """See the module docstring.
+    """Collects keys whose values are wanted, and brings the values back.
 
     Attributes:
         on_wanted: called when the first value is wanted, or when reading is possible again.

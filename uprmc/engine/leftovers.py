@@ -15,7 +15,10 @@ _STEP_ENTRIES = 500
 
 
 class Leftovers:
-    """See the module docstring. What is put here must not be referenced elsewhere."""
+    """Discarded objects that wait to be freed.
+
+    What is put here must not be referenced elsewhere.
+    """
 
     __slots__ = ("_kept",)
 

@@ -31,7 +31,7 @@ _GONE = LIFE_BITS | ABSENT
 
 
 class Table:
-    """See the module docstring.
+    """The records of one vBucket by their keys.
 
     Attributes:
         get: key -> its record, ``None`` if there is none.

@@ -23,7 +23,7 @@ _FINE_S = 1 << _FINE_BITS
 
 
 class Timetable:
-    """See the module docstring.
+    """The expiry times of all documents, in slots.
 
     Attributes:
         entries: number of entries.

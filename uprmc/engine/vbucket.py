@@ -55,7 +55,7 @@ class StoreMode(IntEnum):
 
 
 class VBucket(History):
-    """See the module docstring, and `History` for the attributes."""
+    """A vBucket that accepts the changes of clients; see `History` for the attributes."""
 
     __slots__ = ()
 

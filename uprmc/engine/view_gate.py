@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 
 class ViewGate:
-    """See the module docstring.
+    """Open while readings of the store may begin.
 
     Attributes:
         is_shut: no reading may begin.

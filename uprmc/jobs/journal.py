@@ -24,7 +24,9 @@ _VERSION = 1
 
 
 class Journal:
-    """See the module docstring. A context manager: leaving it gives the file to others.
+    """The journal of one load or restore.
+
+    A context manager: leaving it gives the file to others.
 
     Args:
         path: the file; it is made if there is none. ``None`` = remember nothing.

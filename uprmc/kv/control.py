@@ -43,7 +43,7 @@ class Crawler:
 
 @dataclass(slots=True)
 class Control:
-    """See the module docstring.
+    """What managers have set on a running node.
 
     Attributes:
         cluster_map: what GET_CLUSTER_CONFIG answers.

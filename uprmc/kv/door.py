@@ -20,7 +20,7 @@ STRANGER_MAX_BYTES = 8 * 1024
 
 
 class Door(Protocol):
-    """See the module docstring.
+    """The user at the other end of one connection.
 
     Attributes:
         plain: whether a password may be sent in clear here: nobody can listen.

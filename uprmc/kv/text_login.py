@@ -30,7 +30,7 @@ from uprmc.protocol.text_replies import (
 
 
 class TextStranger(Conversation):
-    """See the module docstring."""
+    """A text conversation with a peer that has not logged in."""
 
     __slots__ = ()
 

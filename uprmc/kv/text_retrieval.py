@@ -34,7 +34,7 @@ COPIED_BYTES = 4_096
 
 
 class Retrieval:
-    """See the module docstring.
+    """The progress of one retrieval.
 
     Args:
         bucket: where the documents are.

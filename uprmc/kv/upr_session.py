@@ -83,7 +83,10 @@ def _side(before: BinarySession, wake: Callable[[], None], opening: Request, fla
 
 
 class UprSession(BinarySession):
-    """See the module docstring. It takes over from the `BinarySession` that got the OPEN."""
+    """A session with streams.
+
+    It takes over from the `BinarySession` that got the OPEN.
+    """
 
     __slots__ = ("_answer_max_bytes", "_gentle_left", "_pausing", "_sent", "peer")
 

@@ -28,7 +28,7 @@ class Holder(Protocol):
 
 
 class Buffers:
-    """See the module docstring.
+    """The account of what all connections hold.
 
     Attributes:
         limit: bytes that may be held.

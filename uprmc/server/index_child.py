@@ -62,7 +62,7 @@ OpenUpr = Callable[[str], Listener]
 
 
 class IndexChild(ProcessProtocol):
-    """See the module docstring.
+    """One run of the process that serves views.
 
     Args:
         ready: called when it answers.

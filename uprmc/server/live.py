@@ -29,7 +29,7 @@ Panels = Mapping[str, Callable[[], Any]]
 
 
 class Live:
-    """See the module docstring.
+    """The source of all live pages.
 
     Args:
         reactor: calls later.

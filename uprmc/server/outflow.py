@@ -34,7 +34,7 @@ def wants_events(request: Request) -> bool:
 
 @implementer(IPushProducer)
 class Outflow:
-    """See the module docstring.
+    """One endless answer.
 
     Args:
         gone: called once when the client is gone or the answer has ended.

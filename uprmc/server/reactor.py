@@ -67,7 +67,7 @@ def count_monotonic_time(reactor: Any) -> Any:
 if EPollReactor is not None:
 
     class LeanReactor(EPollReactor):
-        """See the module docstring."""
+        """An epoll reactor that does less for each event, and knows when a turn ends."""
 
         seconds = staticmethod(time.monotonic)
         _wake_lists: tuple[WakeList, ...] = ()

@@ -164,7 +164,10 @@ class StoreView(Protocol):
 
 
 class Store(Protocol):
-    """See the module docstring for who may call what from where."""
+    """Keeps the data of a node.
+
+    The docstring of the module says which methods may be called when, and from which thread.
+    """
 
     def commit(self, batch: Batch) -> None:
         """Write `batch` atomically; when this returns it survives a crash of the process.

@@ -17,7 +17,7 @@ SAVE_INTERVAL_S = 1.0
 
 
 class SavedBatch:
-    """See the module docstring."""
+    """Messages that wait until their client's place is saved."""
 
     def __init__(
         self, conversation: Conversation, feed: Feed, now: float, stirred: Callable[[], None]

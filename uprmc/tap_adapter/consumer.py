@@ -81,7 +81,9 @@ def _no_map() -> bytes:
 
 
 class TapConsumer:
-    """See the module docstring. One for each connection that pushes.
+    """Carries out the messages of one master.
+
+    One for each connection that pushes.
 
     Attributes:
         name: for statistics.

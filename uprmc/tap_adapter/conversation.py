@@ -34,7 +34,7 @@ class Correcting(Protocol):
 
 
 class Conversation:
-    """See the module docstring.
+    """What the parts of one TAP producer share.
 
     Attributes:
         known: what outlives the connection.

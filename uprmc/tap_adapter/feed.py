@@ -44,7 +44,7 @@ KEPT_BYTES = 1024 * 1024
 
 
 class Feed:
-    """See the module docstring."""
+    """Turns frames of UPR into messages for one client."""
 
     def __init__(self, conversation: Conversation) -> None:
         """See the class."""

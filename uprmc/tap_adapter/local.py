@@ -77,7 +77,10 @@ def append_frames(out: list[bytes], pieces: Iterable[bytes]) -> None:
 
 
 class LocalUpstream:
-    """See the module docstring. Implements `upstream.Upstream`."""
+    """The node itself as the upstream of one client.
+
+    Implements `upstream.Upstream`.
+    """
 
     def __init__(self, hub: Hub, name: bytes, values: bool, wake: Callable[[], None]) -> None:
         """Open a producer; an older one of the same name is disconnected.

@@ -28,7 +28,9 @@ PLACES_MAX = 1_000_000
 
 
 class LocalKeeper:
-    """See the module docstring. Implements `upstream.Keeper`.
+    """Keeps positions in local documents of the node's store.
+
+    Implements `upstream.Keeper`.
 
     Attributes:
         trouble: what `load` could not read, one line each.

@@ -20,7 +20,7 @@ from uprmc.upr.hub import Hub
 
 
 class NodeTap:
-    """See the module docstring.
+    """What the sessions of a node know of TAP.
 
     Attributes:
         registry: where clients come in.

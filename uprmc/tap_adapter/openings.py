@@ -35,7 +35,7 @@ from uprmc.tap_adapter.window import Control, Mark
 
 
 class Openings:
-    """See the module docstring."""
+    """Begins the streams of one client."""
 
     def __init__(self, conversation: Conversation, settle: Callable[[TapStream], None]) -> None:
         """See the class; `settle` learns of streams that were granted."""

@@ -36,7 +36,7 @@ _ASK_AGAIN_S = 1.0
 
 
 class TapProducer:
-    """See the module docstring.
+    """One TAP connection that is fed by UPR streams.
 
     Attributes:
         done: whether a dump or a takeover has ended in good order; `closed` is set then, too.

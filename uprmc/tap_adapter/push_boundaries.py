@@ -37,7 +37,9 @@ from uprmc.errors import OutOfPlace
 
 
 class Boundaries:
-    """See the module docstring. It never holds more than one entry for each vBucket of the bucket.
+    """The snapshots of one pushing master.
+
+    It never holds more than one entry for each vBucket of the bucket.
 
     Attributes:
         follows_checkpoints: whether the master has said that it tells its checkpoints.

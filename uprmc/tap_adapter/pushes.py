@@ -83,7 +83,9 @@ class Pusher(Protocol):
 
 
 class Pushes:
-    """See the module docstring. One for each node; connections are bounded by its listeners.
+    """All connections that push into this node by TAP.
+
+    One for each node; connections are bounded by its listeners.
 
     Attributes:
         pushers: connections that have pushed something and are open, oldest first.

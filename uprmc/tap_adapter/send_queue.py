@@ -24,7 +24,7 @@ _RUN_MESSAGES = 4_096
 
 
 class SendQueue:
-    """See the module docstring.
+    """The messages that wait to be sent to one client.
 
     Attributes:
         acks: whether the client acknowledges.

@@ -67,7 +67,10 @@ def never(_now: float) -> bool:
 
 
 class TapSession:
-    """See the module docstring. Implements `ports.Session`."""
+    """One conversation with a TAP client.
+
+    Implements `ports.Session`.
+    """
 
     def __init__(
         self,

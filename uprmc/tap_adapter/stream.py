@@ -26,7 +26,7 @@ class Phase(Enum):
 
 
 class TapStream:
-    """See the module docstring.
+    """The stream of one vBucket on one connection.
 
     Attributes:
         number: the vBucket's.

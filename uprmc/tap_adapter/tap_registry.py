@@ -56,7 +56,7 @@ class Past:
 
 
 class TapRegistry:
-    """See the module docstring.
+    """All TAP clients of one process.
 
     Attributes:
         names: all clients.

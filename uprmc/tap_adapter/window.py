@@ -134,7 +134,7 @@ class _Stretch:
 
 
 class Window:
-    """See the module docstring.
+    """What one client has not acknowledged.
 
     Attributes:
         sent: serial of the newest message.

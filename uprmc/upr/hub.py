@@ -88,7 +88,7 @@ class Preread(Protocol):
 
 
 class Hub:
-    """See the module docstring.
+    """What all UPR connections of a node share.
 
     Attributes:
         bucket: the data.

@@ -29,7 +29,7 @@ _LATER = frozenset({"purged"})
 
 
 class Record(NamedTuple):
-    """See the module docstring.
+    """One checkpoint of one vBucket.
 
     Attributes:
         uuid: the source's history, a vb_uuid.

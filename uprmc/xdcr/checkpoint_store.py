@@ -16,7 +16,7 @@ from uprmc.xdcr.reading import PREFIX
 
 
 class CheckpointStore:
-    """See the module docstring.
+    """Keeps the checkpoints of one link.
 
     Attributes:
         records: newest first, by vBucket, of those that were asked for.

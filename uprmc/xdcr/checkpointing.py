@@ -28,7 +28,7 @@ _LOOKED_AT = 100
 
 
 class Checkpointing:
-    """See the module docstring.
+    """Writes the checkpoints of one link and tells others of them.
 
     Attributes:
         session: names this run of the link.

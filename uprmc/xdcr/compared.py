@@ -34,7 +34,7 @@ class Compared:
 
 
 class Tally:
-    """See the module docstring.
+    """The findings of a reconciliation in one vBucket.
 
     Attributes:
         row: what was found.

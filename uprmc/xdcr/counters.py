@@ -11,7 +11,7 @@ KEPT_ERRORS = 20
 
 @dataclass(slots=True)
 class Counters:
-    """See the module docstring.
+    """The counters of one link.
 
     Attributes:
         docs_written: documents and deletions that the target has stored.

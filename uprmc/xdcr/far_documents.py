@@ -65,7 +65,7 @@ class FarOwner(Protocol):
 
 
 class FarDocuments(NodeSession):
-    """See the module docstring."""
+    """A connection that reads the keys of one node of the target."""
 
     def __init__(
         self,

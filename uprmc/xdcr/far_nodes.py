@@ -17,7 +17,7 @@ from uprmc.xdcr.run import Run
 
 
 class FarNodes:
-    """See the module docstring."""
+    """The connections of one reconciliation."""
 
     def __init__(self, run: Run, nodes: Nodes, owner: FarOwner) -> None:
         self._run = run

@@ -14,7 +14,7 @@ _NOTES = 4_096
 
 
 class Lag:
-    """See the module docstring."""
+    """The lag of one link."""
 
     def __init__(self, now: float) -> None:
         """Begin at this monotonic time: nothing is known of before."""

@@ -44,7 +44,7 @@ Refused = Callable[[CommandError], None]
 
 
 class Links:
-    """See the module docstring.
+    """The links of a node.
 
     Attributes:
         by_name: the links.

@@ -43,7 +43,9 @@ Login = Generator[RequestFrame, ResponseFrame, None]
 
 
 class NodeSession(ABC):
-    """See the module docstring. Implements `ports.Session`.
+    """A connection to one node of the target.
+
+    Implements `ports.Session`.
 
     Attributes:
         place: HOST:PORT of the node.

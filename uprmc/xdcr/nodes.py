@@ -53,7 +53,7 @@ class Node:
 
 
 class Nodes:
-    """See the module docstring."""
+    """The connections of one link."""
 
     def __init__(
         self,

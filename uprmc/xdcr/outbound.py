@@ -21,7 +21,7 @@ _Parts = deque[tuple[Shipment, Part]]
 
 
 class Outbound:
-    """See the module docstring.
+    """The items of one link that are read and not sent.
 
     Attributes:
         ship: when a change may be sent, see `LinkSettings`.

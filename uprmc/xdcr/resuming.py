@@ -27,7 +27,7 @@ _FROM_ZERO = Record(0, 0, 0, 0, 0, 0)
 
 
 class Resuming:
-    """See the module docstring.
+    """Begins the streams of one link where both ends agree.
 
     Attributes:
         branches: what was sent and is lost at the source, newest last.

@@ -23,7 +23,7 @@ from uprmc.xdcr.world import World
 
 
 class Run:
-    """See the module docstring.
+    """What the parts of one link share.
 
     Attributes:
         world: the node.

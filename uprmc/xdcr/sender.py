@@ -32,7 +32,9 @@ _UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 
 
 class Sender:
-    """See the module docstring. Implements `target.ItemSource`.
+    """Sends the items of one link.
+
+    Implements `target.ItemSource`.
 
     Attributes:
         rules: how items are sent.

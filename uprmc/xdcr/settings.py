@@ -33,7 +33,7 @@ def _switch(doc: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class LinkSettings:
-    """See the module docstring."""
+    """The settings of one link."""
 
     checkpoint_interval_s: float = _setting(
         600.0, units.seconds, "Write a checkpoint this often.", 10, 14_400

@@ -42,7 +42,7 @@ NOWHERE = Position(0, SnapshotRange(0, 0))
 
 
 class Shipment:
-    """See the module docstring.
+    """One vBucket of a link on its way.
 
     Attributes:
         vbucket: whose.

@@ -9,7 +9,7 @@ SLICE_S = 0.002
 
 
 class Slices:
-    """See the module docstring."""
+    """Runs work in slices of time."""
 
     def __init__(
         self,

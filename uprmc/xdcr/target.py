@@ -124,7 +124,7 @@ class TargetOwner(Protocol):
 
 
 class Target(NodeSession):
-    """See the module docstring.
+    """A connection to a node of the target that sends items.
 
     Attributes:
         windows: what is under way.

@@ -60,7 +60,7 @@ class Window:
 
 
 class Windows:
-    """See the module docstring.
+    """The batches under way to one node.
 
     Attributes:
         settled: called with each batch that is settled.

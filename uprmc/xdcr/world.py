@@ -12,7 +12,7 @@ from uprmc.xdcr.received import Received
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """See the module docstring.
+    """The surroundings of a link.
 
     Attributes:
         hub: of the node.

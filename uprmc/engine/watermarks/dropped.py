@@ -51,7 +51,7 @@ class _OfOne:
 
 
 class Dropped:
-    """See the module docstring."""
+    """Remembers which tombstones were dropped."""
 
     def __init__(self) -> None:
         self._known: dict[int, _OfOne] = {}

@@ -29,7 +29,7 @@ class _Group:
 
 
 class GatheredEvents:
-    """See the module docstring."""
+    """Gathers equal events of many vBuckets."""
 
     def __init__(self) -> None:
         self._expired: dict[tuple[str, str, str], _Group] = {}

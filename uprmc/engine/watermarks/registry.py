@@ -87,7 +87,7 @@ def held_of(vbucket: VBucket) -> Held:
 
 
 class Watermarks:
-    """See the module docstring.
+    """The watermark tables of all vBuckets of a node.
 
     Attributes:
         expired: number of rows that have expired.

@@ -69,7 +69,7 @@ class Outpaced(RollbackRequired):
 
 
 class WatermarkTable:
-    """See the module docstring.
+    """The rows of one vBucket.
 
     Attributes:
         owners: by id, for rows whose connection is open.

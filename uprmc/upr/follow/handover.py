@@ -25,7 +25,9 @@ HandoverDone = Callable[[dict[int, Outcome], str], None]
 
 
 class Handover:
-    """See the module docstring. Implements `LinkOwner`.
+    """One hand-over of some vBuckets.
+
+    Implements `LinkOwner`.
 
     Attributes:
         place: the source, HOST:PORT.

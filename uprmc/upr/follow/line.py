@@ -15,7 +15,9 @@ from uprmc.upr.receive.link import Link, LinkOwner
 
 
 class Line:
-    """See the module docstring. Implements `LinkOwner` for its link.
+    """One call to another node.
+
+    Implements `LinkOwner` for its link.
 
     Attributes:
         link: the conversation; ``None`` before it is connected and after the end.

@@ -57,7 +57,7 @@ def _can_be_dialled(place: str) -> bool:
 
 
 class Replication:
-    """See the module docstring.
+    """All that this node gets from other nodes.
 
     Every command raises, before anything has changed:
 

@@ -148,7 +148,9 @@ class Received(NamedTuple):
 
 
 class Source:
-    """See the module docstring. Implements `LinkOwner`.
+    """One node that vBuckets are followed from.
+
+    Implements `LinkOwner`.
 
     Attributes:
         place: HOST:PORT, as it is dialled.

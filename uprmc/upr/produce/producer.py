@@ -66,7 +66,7 @@ _PRODUCER = int(OpenFlag.PRODUCER)
 
 
 class Producer:
-    """See the module docstring.
+    """The commands of one peer, and its streams.
 
     Attributes:
         name: the connection's.

@@ -41,7 +41,7 @@ class Schedule(Protocol):
 
 
 class RoundRobin:
-    """See the module docstring.
+    """Gives every stream that has something to send its turn.
 
     Attributes:
         turns: streams that have something to send, in the order in which they have their turns.
@@ -89,7 +89,7 @@ class Round(NamedTuple):
 
 
 class Rounds:
-    """See the module docstring.
+    """Serves vBuckets in ascending order, each with one complete snapshot.
 
     Attributes:
         cycle: number of the round under way; rounds in which nobody sends anything do not count.

@@ -49,7 +49,7 @@ class _Replica:
 
 
 class Tables:
-    """See the module docstring."""
+    """The watermark tables that one connection is to be sent."""
 
     def __init__(self, bucket: Bucket, options: Options, interval_s: float) -> None:
         self._bucket, self._options = bucket, options

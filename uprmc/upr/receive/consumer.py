@@ -32,7 +32,10 @@ _SILENT_INTERVALS = 2
 
 
 class Consumer(Receiver):
-    """See the module docstring. Ended streams stay in `streams` until they are added again."""
+    """The consumer's side of one connection.
+
+    Ended streams stay in `streams` until they are added again.
+    """
 
     answers_while_paused = True
 

@@ -74,7 +74,7 @@ class LinkOwner(Protocol):
 
 
 class Link(LinkSession):
-    """See the module docstring.
+    """A connection that this node has dialled, with its streams.
 
     Attributes:
         streams: by vBucket, those that are asked for or granted.

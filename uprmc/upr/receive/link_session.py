@@ -40,7 +40,9 @@ _SHOWN_BYTES = 16
 
 
 class LinkSession(Receiver):
-    """See the module docstring. Implements `ports.Session`.
+    """A connection that this node has dialled, without streams.
+
+    Implements `ports.Session`.
 
     Attributes:
         error: what the other node has done wrong, ``""`` while nothing.

@@ -44,7 +44,9 @@ class Source(Asker, Protocol):
 
 
 class Progress:
-    """See the module docstring. Times are monotonic seconds.
+    """How far one link has come.
+
+    Times are monotonic seconds.
 
     Attributes:
         source_seqnos: high seqnos at the source, by vBucket, as it said last.

@@ -72,7 +72,7 @@ Answered = Callable[[ResponseFrame], None]
 
 
 class Receiver:
-    """See the module docstring.
+    """Fills vBuckets from one producer's streams.
 
     Attributes:
         name: the connection's.

@@ -33,7 +33,7 @@ class Asker(Protocol):
 
 
 class TermWatch:
-    """See the module docstring."""
+    """Watches the terms that the node at the other end of one link tells."""
 
     def __init__(self) -> None:
         self._asked: dict[int, int] = {}

@@ -16,7 +16,7 @@ _ACK_AFTER_S = 5.0
 
 
 class Window(FlowControl):
-    """See the module docstring.
+    """Decides what is acknowledged on one connection.
 
     Attributes:
         backoffs: how often acknowledging was put off for lack of memory.
