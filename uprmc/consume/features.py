@@ -182,8 +182,8 @@ TAP_UPSTREAM = Handshake(
     flags=OpenFlag.PRODUCER,
 )
 
-#: Who reads snapshots that a lease keeps: Spark, backups. Its HELLO is that of its other questions,
-#: sent as soon as it is connected. Strict.
+#: A reader of snapshots that a lease keeps: Spark, backups. Its HELLO is that of its other
+#: questions, sent as soon as it is connected. Strict.
 LEASE_READER = Handshake(
     asks=(
         LEASES,
@@ -205,8 +205,8 @@ LEASE_READER = Handshake(
     ),
 )
 
-#: Who only reports watermarks: the driver of a Spark stream or a backup. Its tasks read elsewhere.
-#: Tolerant.
+#: A client that only reports watermarks: the driver of a Spark stream or a backup, whose tasks read
+#: elsewhere. Tolerant.
 REGISTRAR = Handshake(asks=()).registering()
 
 

@@ -37,7 +37,7 @@ _FORM = "lease1"
 
 _SECONDS_MAX = 0xFFFFFFFF
 
-#: Of a grant's id in a token.
+#: Digits of a grant's id in a token.
 _ID_DIGITS = 16
 
 

@@ -36,7 +36,7 @@ from uprmc.protocol.watermarks_many import (
     encode_reports_extras,
 )
 
-#: So many vBuckets are reported in one frame at most.
+#: At most this many vBuckets are reported in one frame.
 _VBUCKETS_AT_ONCE = 1_024
 
 _SEQNO = struct.Struct(">Q")

@@ -30,7 +30,7 @@ from uprmc.columnar.retry_policy import Busy
 ATTEMPTS = 4
 #: More processes than this are a slip of the finger.
 PROCESSES_MAX = 256
-#: So many processes are started before it is known how many tasks there are.
+#: This many processes are started before it is known how many tasks there are.
 EARLY_PROCESSES = 4
 
 T = TypeVar("T")

@@ -53,7 +53,7 @@ _pack_reply = MERGED_RESPONSE_HEADER.pack
 _pack_begin = MERGED_RESPONSE_BEGIN.pack
 _unpack_store = STORE_EXTRAS.unpack_from
 
-#: What the loop carries out by itself; it may only do so for users who may do both.
+#: The loop carries these out by itself, but only for users who may use both.
 _DIRECT = frozenset({Opcode.GET, Opcode.SET})
 
 

@@ -15,7 +15,7 @@ from uprmc.login.mechanisms import Mechanism
 from uprmc.login.scram import ServerExchange
 from uprmc.login.users import Role
 
-#: Who has not logged in sends no more than this at a time.
+#: A peer that has not logged in sends no more than this at a time.
 STRANGER_MAX_BYTES = 8 * 1024
 
 

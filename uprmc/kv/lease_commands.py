@@ -27,7 +27,7 @@ from uprmc.protocol.watermarks import ID_MAX_BYTES
 #: Records that LEASE_ROWS looks at in one turn: about a millisecond.
 SLICE_RECORDS = 1_000
 
-#: So few are counted in the turn of the request.
+#: Up to this many records are counted in the turn of the request.
 AT_ONCE_RECORDS = 64
 
 

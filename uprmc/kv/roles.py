@@ -14,7 +14,7 @@ from functools import cache
 from uprmc.login.users import Role
 from uprmc.protocol.opcodes import QUIET, Opcode
 
-#: What anybody may do, also before a login.
+#: What every peer may do, also before a login.
 OPEN_OPCODES = frozenset(
     {
         *(Opcode.HELLO, Opcode.VERSION, Opcode.NOOP, Opcode.QUIT, Opcode.QUITQ),

@@ -25,7 +25,7 @@ from uprmc.protocol.upr_many import (
 from uprmc.upr.peer import UprRequest
 from uprmc.upr.produce.producer import Producer
 
-#: So many streams are started in one turn.
+#: At most this many streams are started in one turn.
 ANSWERED_AT_ONCE = 64
 
 

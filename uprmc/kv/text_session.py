@@ -36,7 +36,7 @@ _short_way = re.compile(
 ).match
 _GET_GROUP = 1
 
-#: What the loop carries out by itself; it may only do so for users who may do both.
+#: The loop carries these out by itself, but only for users who may use both.
 _DIRECT = frozenset({b"get", b"set"})
 
 

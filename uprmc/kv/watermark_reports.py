@@ -27,11 +27,11 @@ from uprmc.protocol.watermarks_many import (
 from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.produce.producer import Producer
 
-#: So many reports are looked at in one turn; of those that may change more than a watermark, fewer.
+#: This many reports are looked at in one turn; fewer of those that may change more than watermarks.
 _LOOKED_AT_AT_ONCE = 512
 TAKEN_AT_ONCE = 128
 
-#: It takes as long as so many reports to tell that a client was outpaced: an event with keys.
+#: To tell that a client was outpaced takes as long as this many reports: an event with keys.
 _OUTPACED_AS_REPORTS = 4
 
 

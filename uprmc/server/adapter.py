@@ -37,7 +37,7 @@ from uprmc.server.log import Log
 from uprmc.server.transport import Direct
 from uprmc.server.wake_list import WakeList
 
-#: What a session is asked for at a time, and how often in one turn of the reactor.
+#: How many bytes a session is asked for at a time, and how often in one turn of the reactor.
 PULL_BYTES = 64 * 1024
 PULLS_PER_TURN = 4
 
@@ -45,10 +45,10 @@ PULLS_PER_TURN = 4
 SHARED_PULL_BYTES = 16 * 1024
 SHARED_PULLS_PER_TURN = 1
 
-#: So many turns it goes on so after the last of their requests.
+#: That lasts for this many turns after the last of their requests.
 SHARED_TURNS = 32
 
-#: A peer that takes nothing for so long after we hung up is cut off.
+#: A peer that takes nothing for this long after we hung up is cut off.
 FAREWELL_S = 30.0
 
 TOO_MANY = b"ERROR Too many open connections\r\n"
@@ -59,7 +59,7 @@ _log = Log("connection")
 
 
 class _NoSession:
-    """Stands where there is no session yet or any more."""
+    """Takes the place of a session before there is one, and after it has ended."""
 
     closing = False
     input_full = False
@@ -87,7 +87,7 @@ class SessionProtocol(Protocol):
     """One connection. Made by `SessionFactory`; the session is made when it is connected.
 
     Attributes:
-        session: the conversation, for whoever wants to look at it (statistics).
+        session: the conversation; statistics look at it.
         bytes_read: received from the peer so far.
         bytes_written: handed to the transport so far.
         nothing: what `_counted` is while nothing is held; for `core.serving.Line`.
@@ -328,7 +328,7 @@ class SessionProtocol(Protocol):
     # --- looking after it ---------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Pass the time on to the session; hang up on who idles, cut off who does not leave."""
+        """Pass the time on to the session; hang up on an idle peer, cut off one that stays."""
         moved = self.bytes_read + self.bytes_written
         if moved != self._moved:
             self._moved = moved
@@ -405,7 +405,7 @@ class SessionProtocol(Protocol):
 
 
 class _Rejection(Protocol):
-    """Tells one too many that it is one too many."""
+    """Tells a client above the limit of connections that it is refused."""
 
     def connectionMade(self) -> None:
         transport = cast(Any, self.transport)

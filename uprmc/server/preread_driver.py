@@ -29,7 +29,7 @@ from uprmc.upr.hub import DiskReader
 #: What a worker reads for a stream at a time.
 STRETCH_BYTES = 512 * 1024
 
-#: So many stretches in a row have to be in memory already before streams are trusted to be quick.
+#: After this many stretches in a row that were in memory already, streams are trusted to be quick.
 _WARM_STRETCHES = 8
 
 #: What Linux has; elsewhere nothing is counted, so nothing is read ahead.

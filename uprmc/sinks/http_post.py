@@ -38,7 +38,7 @@ from uprmc.sinks.sink import PATIENCE_S, Sink, SinkError, SinkRefused
 #: What to do about a line that is refused.
 Refused = Literal["stop", "skip"]
 
-#: So much of an answer is read; a connection with more is given up.
+#: At most this much of an answer is read; a connection with more is given up.
 _ANSWER_MAX_BYTES = 64 * 1024
 
 #: A receiver may ask for a longer wait than ours, up to this.

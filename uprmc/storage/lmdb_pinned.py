@@ -15,10 +15,10 @@ from collections import deque
 from struct import Struct
 
 _PAGE_HEAD_BYTES = 16
-#: Of a meta page: magic, address and map size are passed over; the two trees; last page; txnid.
+#: A meta page: magic, address and map size are passed over; the two trees; last page; txnid.
 _META = Struct("=I20x40xQ40xQQQ")
 _MAGIC = 0xBEEFC0DE
-#: Of any page: flags, then where its array of nodes ends.
+#: The fields of any page: flags, then where its array of nodes ends.
 _PAGE = Struct("=10xHH2x")
 _BRANCH = 0x01
 _NODE_PLACE = Struct("=H")

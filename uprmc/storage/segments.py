@@ -30,17 +30,18 @@ SEGMENT_BYTES = 4 * 4_096 - 16
 SHARING_BYTES = (4_096 - 16) // 2
 ALONE = b"\x01"
 
-#: So many stale records may be there in any case, and one for so many that are not.
+#: This many stale records may be there in any case, and one more for each `_LIVE_FOR_STALE` that
+#: are not stale.
 _STALE_FREE = 256
 _LIVE_FOR_STALE = 4
 
-#: A commit rewrites at most so many records of average length for each one that it writes.
+#: A commit rewrites at most this many records of average length for each one that it writes.
 REWRITTEN_FOR_WRITTEN = 4
 
 #: What a by-seq key begins with: the number of its vBucket.
 VBUCKET_BYTES = 2
 
-#: So many entries that stay are passed by before each of the others is looked for.
+#: After this many entries that stay were passed by, each of the others is looked for.
 PASSED_MOST = 32
 
 _SEQNO_BYTES = 8

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from uprmc.tap_adapter.conversation import Conversation
 from uprmc.tap_adapter.feed import PULL_BYTES, Feed
 
-#: After so long a place that could not be saved is tried again, and one that has moved is saved.
+#: After this long a place that could not be saved is tried again, and one that has moved is saved.
 SAVE_INTERVAL_S = 1.0
 
 

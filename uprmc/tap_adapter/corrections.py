@@ -20,7 +20,7 @@ from uprmc.tap_adapter.conversation import Conversation
 from uprmc.tap_adapter.item_messages import version_message
 from uprmc.tap_adapter.stream import TapStream
 
-#: So many versions are fetched at a time.
+#: At most this many versions are fetched at a time.
 FETCHED_AT_ONCE = 32
 
 

@@ -15,10 +15,10 @@ from uprmc.model import SnapshotRange
 #: The newest so many closed checkpoints of a vBucket are remembered.
 CHECKPOINTS_KEPT = 1_000
 
-#: So many over all vBuckets of a client; one with many vBuckets keeps fewer of each.
+#: Checkpoints kept over all vBuckets of a client; one with many vBuckets keeps fewer of each.
 CHECKPOINTS_OF_A_CLIENT = 4_096
 
-#: So many in any case: a 2.x server has no more in memory.
+#: Checkpoints kept of a vBucket in any case: a 2.x server has no more in memory.
 CHECKPOINTS_LEAST = 2
 
 

@@ -15,10 +15,10 @@ from uprmc.errors import NotResident, TemporaryFailure
 from uprmc.model import Item, Life
 from uprmc.record import unpack
 
-#: So many keys are looked up at a time.
+#: At most this many keys are looked up at a time.
 PORTION_KEYS = 256
 
-#: So often the disk is asked for one portion.
+#: The disk is asked this often for one portion.
 TRIES = 4
 
 

@@ -34,7 +34,7 @@ __all__ = ["Cursor", "Names", "TapName"]
 #: The longest name, as of any key.
 NAME_BYTES_MAX = 250
 
-#: What a later connection of a known name decides anew; other flags are those of its first one.
+#: Flags that each connection of a known name sets; its other flags are those of the first one.
 _RENEWED = (
     ConnectFlag.BACKFILL
     | ConnectFlag.LIST_VBUCKETS

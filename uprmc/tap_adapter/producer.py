@@ -31,7 +31,7 @@ from uprmc.tap_adapter.window import Control, Refused
 _NOOP = encode_request(Opcode.NOOP)
 _TEMPORARY = frozenset({Status.BUSY, Status.TEMPORARY_FAILURE})
 
-#: So long after an answer "temporary failure" a producer is asked for a stream again.
+#: This long after an answer "temporary failure" a producer is asked for a stream again.
 _ASK_AGAIN_S = 1.0
 
 

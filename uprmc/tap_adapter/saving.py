@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from uprmc.tap_adapter.upstream import Keeper
 
-#: So many may wait for the next write of one name; one more is told that it failed.
+#: At most this many wait for the next write of one name; for others it has failed.
 WAITING_MAX = 16
 
 Done = Callable[[bool], None]

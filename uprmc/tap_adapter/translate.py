@@ -114,7 +114,7 @@ _WRITTEN = derive_merged(
 _MUTATION, _TAP_MUTATION = frame_head(Opcode.UPR_MUTATION), frame_head(Opcode.TAP_MUTATION)
 _READ_BYTES, _EXTRAS_BYTES = MUTATION_FRAME.size, MUTATION_EXTRAS.size
 
-#: So many pieces are looked at in one go, because looking means copying references to all of them.
+#: At most this many pieces are looked at in one go: that copies references to all of them.
 _PIECES_AT_ONCE = 512
 
 

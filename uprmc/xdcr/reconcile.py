@@ -47,7 +47,7 @@ from uprmc.xdcr.windows import LATER
 #: VBuckets that are shown at a time.
 SHOWN_AT_ONCE = 16
 
-#: What cannot be done for now is tried again so often, after so many seconds.
+#: How often a document that is refused for now is tried again, and after how many seconds.
 _TRIES, _PAUSE_S = 100, 0.1
 
 #: A document has another CAS than before, or has gone.

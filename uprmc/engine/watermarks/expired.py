@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from uprmc.engine.watermarks.rows import Row
 
-#: So many rows are remembered, of all vBuckets.
+#: At most this many rows are remembered, of all vBuckets.
 _ROWS_MAX = 16_384
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from uprmc.engine.tombstone_count import Amount
 from uprmc.units import in_ranges
 
-#: So many vBuckets are named in one turn: it takes a fraction of a microsecond for each.
+#: This many vBuckets are named in one turn: each takes a fraction of a microsecond.
 TOLD_AT_ONCE = 4_096
 
 Tell = Callable[[str, dict[str, object]], None]

@@ -43,7 +43,7 @@ _FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
 #: Watermarks that have only risen are written so often, in seconds.
 RAISED_WRITTEN_S = 5.0
 
-#: So many rows are handed to a commit at a time.
+#: At most this many rows are handed to a commit at a time.
 _ROWS_WRITTEN_AT_ONCE = 1_000
 
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from uprmc.engine.watermarks.rows import Kind, Row
 
-#: So many earlier reports of each row are remembered.
+#: This many earlier reports of each row are remembered.
 EARLIER_REPORTS = 8
 
-#: Kinds whose rows stay at the node: who is promoted is followed anew.
+#: Kinds whose rows stay at the node: after a promotion, the new active node gets new rows.
 _LOCAL = frozenset({Kind.REPLICA, Kind.REBALANCE})
 
 

@@ -17,7 +17,7 @@ from uprmc.protocol.replication import Outcome
 from uprmc.upr.follow.line import Line
 from uprmc.upr.hub import Hub
 
-#: What is not decided is given up when nothing has got on for so long.
+#: vBuckets that are not decided are given up when none has made progress for this long.
 _STILL_S = 60.0
 
 #: Told what became of each vBucket, and the last reason for one that was not taken.

@@ -22,7 +22,7 @@ from uprmc.upr.receive.link import Link
 #: The first pause, in seconds; each is up to half shorter, by chance, so that nodes spread out.
 FIRST_PAUSE_S = 0.1
 
-#: What has held for so long may be tried again soon.
+#: After a connection that lasted this long, the next one may be tried soon.
 _PROVEN_S = 1.0
 
 #: How often it is looked whether we have fallen behind.

@@ -35,7 +35,7 @@ _TAKEOVER = int(StreamFlag.TAKEOVER)
 _DISK_ONLY = int(StreamFlag.DISK_ONLY)
 _LATEST = int(StreamFlag.LATEST)
 
-#: Who hands over what is active elsewhere makes two of it, with one name for two histories.
+#: A takeover of a vBucket that is active elsewhere would make two of it: one name, two histories.
 _FROM_ACTIVE = _ACTIVE_ONLY | _TAKEOVER
 
 _SERVED = (VBucketState.ACTIVE, VBucketState.REPLICA)

@@ -32,7 +32,7 @@ from uprmc.upr.produce.reading_items import ReadingItems
 _IGNORE_PURGED = int(StreamFlag.IGNORE_PURGED)
 _MEMORY, _DISK, _CHECKPOINT = map(int, (MarkerFlag.MEMORY, MarkerFlag.DISK, MarkerFlag.CHECKPOINT))
 
-#: So few new items are sent without a reading.
+#: Up to this many new items are sent without a reading.
 _FEW_ITEMS = 32
 
 #: A limit that few items do not reach.
@@ -42,7 +42,7 @@ _ALL = 1 << 62
 #: marker.
 _HEAD_BYTES = 161
 
-#: After so many items from memory a consumer should open a new checkpoint.
+#: After this many items from memory a consumer should open a new checkpoint.
 _CHECKPOINT_ITEMS = 5_000
 
 

@@ -26,7 +26,7 @@ from uprmc.upr.produce.frames import Form
 from uprmc.upr.produce.host import Host, StreamState
 from uprmc.upr.produce.stream import Stream
 
-#: So many snapshots are sent before writes stop; each holds what was written during the one before.
+#: This many snapshots are sent before writes stop; each has what was written during the one before.
 _SNAPSHOTS = 8
 
 

@@ -22,7 +22,7 @@ from uprmc.upr.receive.term_watch import Asker, TermWatch
 _ASK_EVERY_S = 1.0
 _TELL_EVERY_S = 0.1
 
-#: Who lacks more is far behind: the disk can wait until it is nearer.
+#: A replica that lacks more is far behind: its disk can wait until it is nearer.
 _FAR_ITEMS = 30_000
 
 

@@ -47,11 +47,11 @@ from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
 from uprmc.upr.receive.undo import Undo, UndoDesk
 from uprmc.upr.receive.window import Window
 
-#: So many frames wait at most for a peer that causes ever more of them and takes none, and so many
-#: requests for answers that never come.
+#: At most this many frames wait for a peer that causes ever more of them and takes none, and this
+#: many requests for answers that never come.
 _WAITING_FRAMES = 262_144
 
-#: So often in a row a producer may send one stream back.
+#: A producer may send one stream back this often in a row.
 _ROLLBACKS = 10
 
 _STATES = {

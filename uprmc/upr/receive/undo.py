@@ -28,10 +28,10 @@ from uprmc.rollback import shared_until
 from uprmc.upr.hub import Hub
 from uprmc.upr.receive.replica_stream import ReplicaStream
 
-#: So many vBuckets of a connection are taken back at the same time, others wait.
+#: At most this many vBuckets of a connection are taken back at the same time; others wait.
 _AT_ONCE = 8
 
-#: So many questions a connection asks ahead of the answers.
+#: At most this many questions of a connection wait for their answers.
 _AHEAD = 256
 
 #: What a decoded version takes beside its key and value, roughly.
