@@ -51,7 +51,7 @@ class Change(NamedTuple):
 
     Attributes:
         op: ``set``, ``delete`` or ``expire``.
-        vbucket: where.
+        vbucket: the vBucket that has changed.
         seqno: place in the vBucket's order.
         vb_uuid: the branch of history in which that seqno was given.
         key: 1 to 250 bytes.
@@ -82,7 +82,7 @@ class Run:
     """Items of one stream that follow one another in a batch, all of one snapshot.
 
     Attributes:
-        stream: whose.
+        stream: the stream that the items came by.
         first, last: indices in the batch, from `first` to below `last`; perhaps there are none.
         begun: the marker before the first item, if one came; its fields as in `Marker`.
         done: the end of the snapshot, if all of it has come.

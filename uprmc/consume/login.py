@@ -31,7 +31,7 @@ def login(
     Computing the proof takes some milliseconds.
 
     Args:
-        credentials: who logs in.
+        credentials: the user, and what proves it.
         nonce: unpredictable, without commas.
         safe: the connection has TLS, or does not leave the machine.
 

@@ -118,7 +118,7 @@ class Registering:
     """The rows of one client in the watermark tables of one node.
 
     Attributes:
-        instance: who is registered.
+        instance: the client that is registered.
         granted: whether the node has watermarks.
         many: whether it takes the reports of many vBuckets in one frame.
         registered: vBuckets whose last report was accepted.
@@ -156,7 +156,7 @@ class Registering:
         """Return what is to be sent before the stream request of a vBucket.
 
         Args:
-            vbucket: whose.
+            vbucket: the vBucket of the row.
             watermark: every change up to here is durable; 0 = nothing, or no complete snapshot.
             vb_uuid: the history in which that is so, 0 = unknown.
         """

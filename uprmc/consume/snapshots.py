@@ -43,9 +43,9 @@ def take_snapshots(
     Args:
         data: holds all of the frame.
         position, end: where it begins and ends.
-        received: where the items go.
+        received: gets the items.
         find: returns the stream with an opaque, ``None`` = it has ended.
-        take_item: see there.
+        take_item: deals with an item that is no plain mutation; see `TakeItem`.
 
     Raises:
         StreamFault, RemoteProtocolError: what no producer may send.

@@ -35,7 +35,7 @@ def judge(
     """Judge a marker that comes after `seqno`; returns whether it completes the snapshot before it.
 
     Args:
-        vbucket: whose.
+        vbucket: the vBucket that is streamed.
         seqno: the last one that came.
         snapshot: the first and last seqno of what was announced before.
         marker: the next one.
@@ -63,7 +63,7 @@ class StreamState:
     """One stream that was asked for.
 
     Attributes:
-        vbucket: whose.
+        vbucket: the vBucket that is streamed.
         opaque: names the stream on its connection.
         seqno: the last one that came, or that we had before.
         low: the next item must be above this.

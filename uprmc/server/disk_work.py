@@ -32,8 +32,8 @@ class DiskWork:
     Args:
         reactor: with a clock and timers.
         pool: the threads.
-        bucket: whose disk it is.
-        settings: of the flusher.
+        bucket: the bucket whose data are on the disk.
+        settings: those of the flusher.
         work: the node's long work; it has to go on until the stop is over.
 
     Attributes:

@@ -67,8 +67,7 @@ class LmdbFiles:
 
     Attributes:
         env: changes when the map grows; do not keep it.
-        databases: the same.
-        read_ahead: the same.
+        databases, read_ahead: change when the map grows, too.
     """
 
     def __init__(

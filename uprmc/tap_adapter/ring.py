@@ -56,7 +56,7 @@ class Ring:
         """Note one run.
 
         Args:
-            vbucket: whose.
+            vbucket: the vBucket of the checkpoints.
             first_after: what the stream stood at before it; everything sent between this and
                 `last_seqno` is in `keys`. If it lies above all earlier runs, what is between is
                 taken for lost.

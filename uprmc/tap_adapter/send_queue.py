@@ -144,10 +144,10 @@ class SendQueue:
 
         Args:
             out: its pieces; `release` was called before they came.
-            vbucket: theirs.
+            vbucket: the vBucket of the messages.
             count: messages.
             last_head: index of the last one's first piece.
-            mark: where they take the client.
+            mark: the place at which the client is when it has them.
             ask: whether the last one is to be acknowledged in any case.
             before: as of `Window.add_items`.
         """

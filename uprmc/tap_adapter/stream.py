@@ -49,7 +49,7 @@ class TapStream:
             sent anew.
         from_scratch: whether the client is to be told to empty its vBucket first.
         emptying: whether it was, or is to be, and has not acknowledged it.
-        beginnings: how often it was.
+        beginnings: how often the stream was begun.
         backfilling: whether the first snapshot from 0 has not been acknowledged whole.
         checkpoint_open: whether the client was told, on this connection, that one has begun.
         answer_due: whether the UPR producer waits for word that the snapshot was processed.

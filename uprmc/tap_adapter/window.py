@@ -193,9 +193,9 @@ class Window:
         """Note items of one vBucket.
 
         Args:
-            vbucket: theirs.
+            vbucket: the vBucket of the messages.
             count: messages.
-            mark: where they take the client.
+            mark: the place at which the client is when it has them.
             before: where it stood; they come by rising seqnos. ``None`` = they do not.
         """
         stretches = self._stretches

@@ -45,7 +45,7 @@ class Shipment:
     """One vBucket of a link on its way.
 
     Attributes:
-        vbucket: whose.
+        vbucket: the vBucket that is sent.
         place: the node of the target.
         stream: what is read.
         target_uuid: the target's newest history when it began; 0 = it tells none.

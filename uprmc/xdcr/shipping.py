@@ -41,7 +41,7 @@ class Part(NamedTuple):
     Attributes:
         data: the bytes that the batch was read from.
         batch: has the items, from `first` to below `last`.
-        first, last: see there.
+        first, last: indices in the batch, from `first` to below `last`.
         done: the end of the snapshot, if these are its last items.
     """
 
@@ -101,7 +101,7 @@ def ship(
     """Send items of a vBucket; return how many bytes of requests were added to `out`.
 
     Args:
-        rules: see there.
+        rules: how items are sent.
         counters: of the link.
         windows: of the node; the batch that is being filled has the last item afterwards.
         out: gets the requests.

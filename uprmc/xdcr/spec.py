@@ -37,7 +37,7 @@ class LinkSpec:
         id: made once, for life.
         to: HOST:PORT of nodes of the target, separated by commas.
         filter_key: send only keys in which this regular expression is found; empty = all.
-        settings: see there.
+        settings: how it sends.
         tls_ca: PEM file of whom to trust; empty = no TLS.
         user, password_file: who to log in as, and where the password is read from; empty = nobody.
         mixed: names the time since a filter of deletions or expirations was changed; what arrived

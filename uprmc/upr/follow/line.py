@@ -33,7 +33,7 @@ class Line:
             dial: see `Dial`.
             place: the other node, HOST:PORT.
             name: the connection's; the other node ends an older one of that name.
-            user: who is told.
+            user: learns what becomes of the call.
         """
         self.link: Link | None = None
         self._hub = hub

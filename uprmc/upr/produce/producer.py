@@ -69,12 +69,12 @@ class Producer:
     """The commands of one peer, and its streams.
 
     Attributes:
-        name: the connection's.
-        flags: of its OPEN.
+        name: the connection's name.
+        flags: those of its OPEN.
         options: what CONTROL has set.
         feed: what is sent.
         acked_bytes: acknowledged in all.
-        keepalive: see there.
+        keepalive: notices a peer that has vanished.
         closed: why the connection is to be closed, ``""`` while it is not.
         created_at: Unix time.
         modern: whether the peer has said HELLO, as those of today do.
