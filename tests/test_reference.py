@@ -66,7 +66,7 @@ def events_in_the_code() -> set[tuple[str, str]]:
     found = set()
     for path in (ROOT / "uprmc").rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        for event in re.findall(r'\bon_event\(\s*"(\w+)"', text):
+        for event in re.findall(r'\b_?on_event\(\s*"(\w+)"', text):
             found.add((f"event.{event}", EVENTS[f"event.{event}"].level))
         section = "node" if path.name == "signals.py" else None
         if log := re.search(r'^_log = Log\("(\w+)"\)', text, re.M):

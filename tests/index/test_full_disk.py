@@ -21,7 +21,7 @@ from tests.index.running import BY_CITY, IndexServer, cities, index_server, stor
 from tests.index.test_store_histories import KEYS, Histories
 from uprmc.index.tree.disk import OsDisk
 
-FAILED = "has failed and is tried again until it works"
+FAILED = "event.index_failed"
 SETTINGS = {"index.update_interval_s": "0"}
 
 
@@ -72,7 +72,7 @@ def test_an_index_that_cannot_write_shows_sound_rows_and_goes_on_when_there_is_r
         assert views.count() == 250
         assert views.metric("uprmc_index_faulty") == 0
         assert len(lines_of(data, FAILED)) == 1
-        assert len(lines_of(data, "works again")) == 1
+        assert len(lines_of(data, "event.index_works_again")) == 1
         assert not lines_of(data, "Traceback")
         server.stop()
     with index_server(data, node.upr, settings=SETTINGS) as server:
@@ -206,5 +206,5 @@ def test_an_index_with_a_block_that_cannot_be_read_is_built_again(
         rows = server.views.rows()
         assert {row["key"] for row in rows} == {"new"}
         assert len(rows) == 310
-        assert len(lines_of(data, "is built again")) == 1
+        assert len(lines_of(data, "event.index_damaged")) == 1
         assert not lines_of(data, "Traceback")

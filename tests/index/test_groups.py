@@ -141,6 +141,8 @@ def test_an_index_ahead_of_its_node_returns_to_an_older_header(tmp_path: Path) -
         assert "vbucket" not in info["rollbacks"]
         store(node, cities([300]))
         assert server.views.count() == 101
+        log, told = data.with_suffix(".log"), "event.index_rolled_back design=d kind=header"
+        wait_until(lambda: told in log.read_text())
 
 
 @pytest.mark.acceptance("I21")

@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, build
 from uprmc.errors import ConfigError
 from uprmc.server.index_child import child_environment
 from uprmc.server.index_driver import IndexDriver
+from uprmc.server.index_events import PER_SECOND
 from uprmc.server.listener import CannotListen, Listener, listen_private
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("index_stand_in.py")))
@@ -33,12 +35,17 @@ class Rig:
         self.loop, self.directory = loop, directory
         self.rooms: list[str] = []
         self.now = 0.0
+        self.events: list[tuple[str, dict[str, object]]] = []
         self.driver = self.made()
 
     def made(self, how: str = "", **changes: object) -> IndexDriver:
         given = {"storage.data": str(self.directory), "server.views": "127.0.0.1:0"}
         self.driver = IndexDriver(
-            self.loop.reactor, build({**given, **changes}), self.open, lambda: self.now
+            self.loop.reactor,
+            build({**given, **changes}),
+            self.open,
+            lambda *event: self.events.append(event),
+            lambda: self.now,
         )
         self.driver.command = (*STAND_IN, *([how] if how else []))
         return self.driver
@@ -55,7 +62,9 @@ class Rig:
 
     def other(self, views: str) -> IndexDriver:
         settings = build({"storage.data": str(self.directory), "server.views": views})
-        return IndexDriver(self.loop.reactor, settings, self.open, lambda: self.now)
+        return IndexDriver(
+            self.loop.reactor, settings, self.open, lambda *_: None, lambda: self.now
+        )
 
     def until(self, condition: Callable[[], object]) -> None:
         def looked() -> object:
@@ -123,12 +132,13 @@ def test_it_gets_the_sockets_and_settings_that_it_needs_and_nothing_else(
         rig.begun(**changes)
         found = rig.ask()
     (room,) = rig.rooms
-    assert found["descriptors"] == [0, 1, 2, 3]
+    assert found["descriptors"] == [0, 1, 2, 3, 4]
     assert found["options"] == {
         "how": "",
         "--source": f"unix:{room}",
         "--data": str(rig.directory / "index"),
         "--listen-fd": "3",
+        "--events-fd": "4",
     }
     assert stat.S_IMODE(os.stat(os.path.dirname(room)).st_mode) == 0o700
     told = found["environment"]
@@ -157,6 +167,17 @@ def test_it_finds_the_certificate_under_a_name_that_stays(rig: Rig) -> None:
     plain = rig.begun(**files, **{"server.http_tls": False})
     assert not plain.https
     assert "UPRMC_SERVER_TLS_CERT" not in rig.ask()["environment"]
+
+
+def test_a_process_that_floods_its_node_with_events_gets_few_of_them_through(rig: Rig) -> None:
+    rig.begun("flooding")
+    rig.ask()
+    began = time.monotonic()
+    rig.until(lambda: ("index_built", {"design": "d"}) in rig.events)
+    assert rig.events[0] == ("index_failed", {"design": "d", "reason": "r" * 500})
+    assert set(map(str, rig.events[1:])) == {str(("index_built", {"design": "d"}))}
+    assert len(rig.events) <= PER_SECOND * (1 + int(time.monotonic() - began))
+    assert rig.ask()["pid"]
 
 
 def test_a_data_directory_with_a_long_path_has_its_socket_elsewhere(rig: Rig) -> None:

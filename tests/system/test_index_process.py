@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import signal
 import ssl
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pymemcache.client.base import Client as Pymemcache
@@ -104,6 +106,19 @@ def index_of(server: ServerProcess) -> dict[str, Any]:
     return found
 
 
+def has_told(server: ServerProcess, *names: str) -> dict[str, Any]:
+    """Wait until the node shows these events; return the last one."""
+    found: dict[str, Any] = {}
+
+    def told() -> bool:
+        events = json.loads(get_page(server, "/events")[1])["events"]
+        found.update((event["event"], event) for event in events)
+        return found.keys() >= {*names}
+
+    wait_until(told, lambda: f"{names} in {found}")
+    return cast(dict[str, Any], found[names[-1]])
+
+
 def runs(pid: int) -> bool:
     """Return whether there is such a process that has not ended."""
     try:
@@ -117,16 +132,24 @@ def runs(pid: int) -> bool:
 def test_a_node_indexes_and_answers_by_a_process_that_comes_and_goes_with_it(
     tmp_path: Path,
 ) -> None:
-    with start_uprmc(tmp_path, "--vbuckets", "4") as server:
+    at_once = ("--set", "index.update_interval_s=0")
+    with start_uprmc(tmp_path, "--vbuckets", "4", *at_once) as server:
         store_person(server, 41)
         put_design(server)
         assert ages(server) == [41]
         first = index_of(server)
         assert (first["state"], first["restarts"]) == ("up", 0)
+        has_told(server, "design_added", "index_built")
+        _, hard = resource.prlimit(first["pid"], resource.RLIMIT_FSIZE)
+        resource.prlimit(first["pid"], resource.RLIMIT_FSIZE, (10, hard))  # as a full disk does
+        store_person(server, 36)
+        assert "File too large" in has_told(server, "index_failed")["reason"]
+        resource.prlimit(first["pid"], resource.RLIMIT_FSIZE, (hard, hard))
+        has_told(server, "index_works_again")
         os.kill(first["pid"], signal.SIGKILL)
         wait_until(lambda: index_of(server)["pid"] not in (0, first["pid"]), "it is started again")
-        store_person(server, 36)
-        assert ages(server) == [36, 41]
+        store_person(server, 50)
+        assert ages(server) == [36, 41, 50]
         second = index_of(server)
         assert (second["state"], second["restarts"], second["error"]) == ("up", 1, "")
         assert b"uprmc_index_process_restarts_total 1.0" in get_page(server, "/metrics")[1]
@@ -134,9 +157,16 @@ def test_a_node_indexes_and_answers_by_a_process_that_comes_and_goes_with_it(
         assert not runs(second["pid"])
     with start_uprmc(tmp_path) as server:
         wait_until(lambda: index_of(server)["state"] == "up", "a node with designs starts it")
-        assert ages(server) == [36, 41]
+        assert ages(server) == [36, 41, 50]
+        assert server.views is not None
+        with Views(server.views) as views:
+            assert views.ask("POST", "/_design/people/_compact").status == 202
+            has_told(server, "index_compacted")
+            assert views.ask("DELETE", "/_design/people").status == 200
+        assert has_told(server, "design_removed")["design"] == "people"
         log = server.log()
         assert "index.started" in log
+        assert "event.design_removed" in log
         server.stop()
 
 

@@ -37,7 +37,9 @@ from uprmc.places import several
 from uprmc.server.access import Access
 from uprmc.server.audit import Audit
 from uprmc.server.dialer import dialling_as, trust_root
+from uprmc.server.events import Events
 from uprmc.server.http_gate import gate, role_of_views
+from uprmc.server.index_events import EventsToNode
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
 from uprmc.server.tls import https_options, over_tls, tls_options
@@ -61,6 +63,7 @@ class IndexProcess:
         nodes: the nodes whose documents are indexed.
         data: directory of designs.
         listen_fd: a listening socket, ``None`` = listen where ``server.views`` says.
+        events_fd: a pipe to the node that takes events, ``None`` = they are only logged.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class IndexProcess:
         nodes: SourceNodes,
         data: Path,
         listen_fd: int | None,
+        events_fd: int | None = None,
     ) -> None:
         settings = read_settings()
         heed_signals(reactor, read_settings, self._reload, _log)
@@ -77,7 +81,10 @@ class IndexProcess:
         logging.getLogger("uprmc").addHandler(_ToLog())
         logging.getLogger("uprmc").setLevel(logging.INFO)
         self._reactor, self._settings, self._listen_fd = reactor, settings, listen_fd
-        self._service = Service(reactor, data, nodes, settings.index)
+        tell = Events(time.time).tell
+        if events_fd is not None:
+            tell = EventsToNode(events_fd, otherwise=tell).tell
+        self._service = Service(reactor, data, nodes, settings.index, tell)
         self._queries = ThreadPool(0, settings.index.query_threads, "uprmc-index-query")
         self._scatter = self._new_scatter(nodes.credentials)
         self._audit = Audit(settings.log.audit, time.time)

@@ -44,6 +44,9 @@ def _reaching(function: Any) -> Any:
     hidden=True,
     help="A listening socket, from a node that ends standard input when it ends.",
 )
+@click.option(
+    "--events-fd", type=int, hidden=True, help="A pipe to that node, which takes events from it."
+)
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file with settings.")
 @_reaching
 @click.option(
@@ -60,6 +63,7 @@ def serve(
     data: Path,
     views: str | None,
     listen_fd: int | None,
+    events_fd: int | None,
     config: Path | None,
     tls: bool,
     tls_ca: str | None,
@@ -91,7 +95,7 @@ def serve(
     reactor = install()
     credentials = credentials_from(user, password_file)
     nodes = source_nodes(sources, tls, tls_ca, credentials, verify=not no_tls_verify)
-    process = IndexProcess(reactor, read_settings, nodes, data, listen_fd)
+    process = IndexProcess(reactor, read_settings, nodes, data, listen_fd, events_fd)
     if lifeline is not None:
         lifeline.stop = process.stop_from_thread
     return process.run()

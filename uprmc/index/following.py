@@ -34,6 +34,7 @@ from uprmc.index.bitmaps import bitmap, numbers
 from uprmc.index.errors import Damaged, GivenUp
 from uprmc.index.index_file import States
 from uprmc.index.moving import moved
+from uprmc.index.news import OnEvent, counts_of, tell_news
 from uprmc.index.source import Source
 from uprmc.index.store import IndexStore
 from uprmc.index.updater import Stopped, Updater
@@ -73,6 +74,7 @@ class Following:
         source: what nodes say they have.
         endpoint: how they are reached.
         settings: of the index.
+        on_event: is told what happens to it.
         replica: the index of vBuckets that are replicas at the source, ``None`` = there is none.
         of_replicas: it is that index.
 
@@ -95,6 +97,7 @@ class Following:
         source: Source,
         endpoint: MakeEndpoint,
         settings: IndexSettings,
+        on_event: OnEvent,
         *,
         replica: Following | None = None,
         of_replicas: bool = False,
@@ -103,6 +106,7 @@ class Following:
         self._taking = DeferredLock()
         self._reactor, self._name, self._open_store = reactor, name, open_store
         self._source, self._endpoint, self._settings = source, endpoint, settings
+        self._on_event = on_event
         self.progress = Signal()
         self.at_end: list[Callable[[], None]] = []
         self.store: IndexStore | None = None
@@ -174,16 +178,12 @@ class Following:
         self.fault = f"{type(error).__name__}: {error}"
         self.faults += 1
         if kind != self._fault_kind:
-            _LOG.error(
-                "the index of %r has failed and is tried again until it works: %s",
-                self._name,
-                self.fault,
-            )
+            self._on_event("index_failed", {"design": self._name, "reason": self.fault})
         self._fault_kind = kind
 
     def _is_well(self) -> None:
         if self.fault:
-            _LOG.info("the index of %r works again", self._name)
+            self._on_event("index_works_again", {"design": self._name})
         self.fault, self._fault_kind = "", ()
         self._backoff.good()
 
@@ -227,7 +227,7 @@ class Following:
         """Begin at zero when the same file cannot be read time and again."""
         self._damages = self._damages + 1 if isinstance(error, Damaged) else 0
         if self._damages >= _DAMAGES:
-            _LOG.error("the index of %r is built again: its file is damaged", self._name)
+            self._on_event("index_damaged", {"design": self._name, "reason": str(error)})
             store.files.remove()
             self._damages = 0
 
@@ -274,7 +274,7 @@ class Following:
             ensureDeferred(self._catch_up(updater, client, followed)).addErrback(_unheard)
             await running
         except WentBack:
-            _LOG.warning("the index of %r goes on from an older header", self._name)
+            return True  # `tell_news` says so
         except Stopped:
             return False
         except ClientError as error:
@@ -354,10 +354,12 @@ class Following:
     async def _look_at_files(self, store: IndexStore) -> None:
         """Have the file before a compaction dropped as soon as no rollback can need it.
 
-        After a fault, find out whether the one in use can be written now.
+        After a fault, find out whether the one in use can be written now. Tell what has happened.
         """
+        counts = counts_of(store)
         while self.store is store and not self._stopping:
             await self._pause(_LOOK_S)
+            counts = tell_news(counts, store, self._on_event, self._name)
             if self.store is store and self.fault and not store.is_building:
                 await self.do(IndexStore.write_header)
                 self._is_well()

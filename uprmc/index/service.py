@@ -36,6 +36,7 @@ from uprmc.index.javascript.check import refuse_faults
 from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.mapping import make_mapper, make_reducer
 from uprmc.index.model import Reducer
+from uprmc.index.news import OnEvent
 from uprmc.index.service_metrics import metrics_of
 from uprmc.index.source import Source
 from uprmc.index.source_nodes import SourceNodes
@@ -75,6 +76,7 @@ class Service:
         root: the directory of designs; it is made if need be.
         nodes: the nodes whose documents are indexed.
         settings: of the index.
+        on_event: is told what happens to designs and their indexes.
         now: seconds of the epoch.
     """
 
@@ -84,8 +86,10 @@ class Service:
         root: Path,
         nodes: SourceNodes,
         settings: IndexSettings,
+        on_event: OnEvent,
         now: Callable[[], float] = time.time,
     ) -> None:
+        self._on_event = on_event
         self._reactor, self._root, self._nodes = reactor, root, nodes
         self._settings, self._now = settings, now
         limit_cache(settings.cache_bytes)
@@ -120,7 +124,8 @@ class Service:
                 if kept.new:
                     slot.new = await self._begun(kept.name, folder, kept.new)
             except (Refused, OSError) as error:
-                _LOG.error("design %r cannot be opened: %s", kept.name, error)
+                on_event = self._on_event
+                on_event("design_unusable", {"design": kept.name, "reason": str(error)})
                 self._unopened[kept.name] = str(error)
                 if slot.current is not None:
                     await slot.current.following.stop()
@@ -193,6 +198,7 @@ class Service:
                 self.source,
                 self._nodes.endpoint,
                 self._settings,
+                self._on_event,
                 **more,
             )
 
@@ -260,6 +266,7 @@ class Service:
         folder.keep(slot.kept)
         slot.current = await self._begun(name, folder, design.signature, design)
         self._slots[name] = slot
+        self._on_event("design_added", {"design": name})
         if self._unopened.pop(name, None) is not None:
             folder.drop_others(slot.kept)
 
@@ -300,7 +307,7 @@ class Service:
         until = self._now() + self._settings.keep_old_s
         before = kept.old
         self._keep(slot, current=kept.new, new="", old=kept.current, old_until=until)
-        _LOG.info("design %r: the new definition answers", kept.name)
+        self._on_event("design_changed", {"design": kept.name})
         slot.old_instances = former.following.instances
         await former.following.stop()
         await self._drop_unused(slot, before)
@@ -365,9 +372,11 @@ class Service:
         await self._alone(lambda: self._delete(name))
 
     async def _delete(self, name: str) -> None:
-        if self._unopened.pop(name, None) is not None:
+        unopened, slot = self._unopened.pop(name, None), self._slots.pop(name, None)
+        if unopened is not None:
             DesignFolder(self._root, name).remove()
-        slot = self._slots.pop(name, None)
+        if unopened is not None or slot is not None:
+            self._on_event("design_removed", {"design": name})
         if slot is None:
             return
         slot.cancel()

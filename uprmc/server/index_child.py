@@ -1,13 +1,14 @@
 """One run of the process that answers for `server.views`: ``uprmc index serve``.
 
-It gets four descriptors and nothing else: a pipe as standard input, whose other end closes when the
+It gets five descriptors and nothing else: a pipe as standard input, whose other end closes when the
 node ends, however that happens; a pipe for its ready line; the node's standard error for its log;
-and the listening socket. It reaches the node over a unix socket in a directory that only the node's
-user may enter. That needs neither a password nor a certificate, and is the same on nodes whose
-listeners speak TLS: their certificates are for names that this host may not even know.
+the listening socket; and a pipe for its events (`index_events`). It reaches the node over a unix
+socket in a directory that only the node's user may enter. That needs neither a password nor a
+certificate, and is the same on nodes whose listeners speak TLS: their certificates are for names
+that this host may not even know.
 """
 
-# ruff: noqa: N802  # Twisted's names
+# ruff: noqa: N802, N803  # Twisted's names
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
@@ -27,6 +28,7 @@ from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
 from uprmc.config import ServerSettings, Settings, values_of
+from uprmc.server.index_events import EventsFromIndex
 from uprmc.server.listener import Listener
 
 #: What is started, before its options.
@@ -46,7 +48,7 @@ _SETTINGS = frozenset(
 _READY = b"uprmc index ready "
 _READY_MAX_BYTES = 4_096
 
-_LISTEN_FD = 3
+_LISTEN_FD, _EVENTS_FD = 3, 4
 
 #: Where the node listens for it, in the data directory.
 _ROOM, _SOCKET = "sockets", "upr"
@@ -67,6 +69,7 @@ class IndexChild(ProcessProtocol):
     Args:
         ready: called when it answers.
         ended: called when it has ended, with the reason.
+        events: takes what it tells.
 
     Attributes:
         pid: its number.
@@ -75,8 +78,10 @@ class IndexChild(ProcessProtocol):
     transport: Any
     pid = 0
 
-    def __init__(self, ready: Callable[[], None], ended: Callable[[str], None]) -> None:
-        self._ready, self._ended = ready, ended
+    def __init__(
+        self, ready: Callable[[], None], ended: Callable[[str], None], events: EventsFromIndex
+    ) -> None:
+        self._ready, self._ended, self._events = ready, ended, events
         self._head = b""
         self._over = False
         self._room: _Room | None = None
@@ -95,7 +100,7 @@ class IndexChild(ProcessProtocol):
         try:
             self._room.link(settings.server)
             words = [*command, *_options(settings, self._room.place)]
-            descriptors = {0: "w", 1: "r", 2: 2, _LISTEN_FD: listen_fd}
+            descriptors = {0: "w", 1: "r", 2: 2, _LISTEN_FD: listen_fd, _EVENTS_FD: "r"}
             environment = child_environment(os.environ, settings, path)
             reactor.spawnProcess(self, words[0], words, environment, childFDs=descriptors)
             self.pid = self.transport.pid
@@ -116,6 +121,13 @@ class IndexChild(ProcessProtocol):
         with suppress(ProcessExitedAlready):
             self.transport.signalProcess(number)
 
+    def childDataReceived(self, childFD: int, data: bytes) -> None:
+        """Events have a pipe of their own."""
+        if childFD != _EVENTS_FD:
+            super().childDataReceived(childFD, data)
+        elif not self._over:
+            self._events.received(data, self.transport.pipes[_EVENTS_FD])
+
     def outReceived(self, data: bytes) -> None:
         """Look for the ready line; the rest is of no interest."""
         if len(self._head) < _READY_MAX_BYTES:
@@ -128,6 +140,7 @@ class IndexChild(ProcessProtocol):
         """Tell; what it has started itself may hold its pipes open for longer."""
         if not self._over and self._room is not None:
             self._over = True
+            self._events.close()
             self.transport.loseConnection()
             self._room.close().addCallback(lambda _: self._ended(_told(reason.value)))
 
@@ -182,7 +195,16 @@ def directory(settings: Settings) -> Path:
 
 def _options(settings: Settings, source: str) -> list[str]:
     data = str(directory(settings))
-    return ["--source", source, "--data", data, "--listen-fd", str(_LISTEN_FD)]
+    return [
+        "--source",
+        source,
+        "--data",
+        data,
+        "--listen-fd",
+        str(_LISTEN_FD),
+        "--events-fd",
+        str(_EVENTS_FD),
+    ]
 
 
 def _tls_files(server: ServerSettings) -> dict[str, str]:

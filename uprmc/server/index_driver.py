@@ -20,6 +20,7 @@ from twisted.internet.task import deferLater
 from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, ServerSettings, Settings
 from uprmc.consume.retry import Backoff
 from uprmc.server.index_child import COMMAND, IndexChild, OpenUpr, directory
+from uprmc.server.index_events import EventsFromIndex, Tell
 from uprmc.server.log import Log
 from uprmc.server.views_listener import SETTING, InUse, ViewsListener, listen_views
 
@@ -58,12 +59,13 @@ class IndexDriver:
         reactor: Any,
         settings: Settings,
         open_upr: OpenUpr,
+        tell: Tell,
         monotonic: Callable[[], float],
     ) -> None:
         self.restarts = 0
         self.error = ""
         self._reactor, self._settings, self._open_upr = reactor, settings, open_upr
-        self._monotonic = monotonic
+        self._tell, self._monotonic = tell, monotonic
         self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)
         self._listener: ViewsListener | None = None
         self._process: IndexChild | None = None
@@ -167,7 +169,8 @@ class IndexDriver:
         self._timer = None
         if self._listener is None:
             return
-        process = IndexChild(self._is_ready, self._ended)
+        events = EventsFromIndex(self._reactor, self._tell)
+        process = IndexChild(self._is_ready, self._ended, events)
         try:
             process.start(
                 self._reactor, self._settings, self._listener.fileno(), self._open_upr, self.command

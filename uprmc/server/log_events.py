@@ -138,6 +138,36 @@ EVENTS = {
         "`uprmc xdcr reconcile` has repaired a vBucket: the link, the vBucket, how many documents "
         "were deleted at the target, and how many it has that were changed elsewhere."
     ),
+    "event.index_failed": _error(
+        "An index cannot go on, for example because its disk is full: the design and the reason. "
+        "It is opened again after a pause, until it works; what it had indexed is shown meanwhile."
+    ),
+    "event.index_works_again": _info("An index that had failed has written its file: the design."),
+    "event.index_damaged": _error(
+        "The file of an index could not be read time and again, and the index is built from the "
+        "beginning: the design and the reason."
+    ),
+    "event.index_built": _info(
+        "The first build of an index is over: the design, and how many documents have rows in it."
+    ),
+    "event.index_rolled_back": _warn(
+        "An index has taken back changes that its source has lost: the design, how (`kind`: "
+        "`header` or `old_file`, all of it fell back to an older header; `vbucket`, the rows of a "
+        "vBucket were dropped; `build`, the first build started over), and how often."
+    ),
+    "event.index_compacted": _info(
+        "The file of an index was compacted: the design, and how long its files are now."
+    ),
+    "event.design_added": _info("A design was put, and its index is being built: its name."),
+    "event.design_changed": _info(
+        "The new definition of a design has caught up, and answers in place of the former one: its "
+        "name."
+    ),
+    "event.design_removed": _info("A design was deleted with its index: its name."),
+    "event.design_unusable": _error(
+        "A design cannot be opened, and is not indexed until it is put again: its name and the "
+        "reason."
+    ),
     "housekeeping.tick_failed": _BUG,
     "preread.failed": _error(
         "The next pages of a stream could not be read ahead in a worker thread; the stream reads "

@@ -174,7 +174,9 @@ class Node:
         )
         self._xdcr_driver = self._new_xdcr(reactor)
         self.links = self._xdcr_driver.links
-        self.index = IndexDriver(reactor, settings, self._open_private, self._clock.monotonic)
+        self.index = IndexDriver(
+            reactor, settings, self._open_private, self.events.tell, self._clock.monotonic
+        )
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
         self._listeners: dict[str, Listener] = {}
         self._warming: Generator[None, None, None] | None = None
