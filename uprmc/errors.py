@@ -31,6 +31,10 @@ class ConfigError(UprmcError):
     """A setting, option or configuration file is wrong; the text is one line for the operator."""
 
 
+class Interrupted(UprmcError):
+    """Ctrl-C or SIGTERM ended the work; the text says what is left and how to go on."""
+
+
 # --- commands -----------------------------------------------------------------------------------
 
 

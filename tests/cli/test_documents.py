@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -77,6 +78,19 @@ def test_what_is_set_can_be_read_counted_touched_listed_and_deleted(ask: Ask) ->
     assert ask("keys", "a:").out == ""
     ended = ask("get", "a:greeting")
     assert (ended.code, ended.line()) == (1, "there is no document a:greeting")
+
+
+def test_keys_are_printed_in_bounded_memory_however_many_there_are(ask: Ask) -> None:
+    count = 50_000
+    filled = ask("bench", "-n", 1, "--keys", count, "--size", 1, "--prefix", "m:", "-P", 64)
+    assert filled.code == 0
+    tracemalloc.start()
+    try:
+        assert ask("keys", "m:", "--count").out == f"{count}\n"
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 320 * count  # a list of all of them takes 500 bytes for each
 
 
 def test_a_watch_shows_one_document_or_all_whose_keys_begin_so(ask: Ask) -> None:

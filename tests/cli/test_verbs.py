@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
+from tests.cli.here import runner
 from tests.cli.support import uprmc
+from tests.codec.frames import Frame
+from tests.codec.node import ScriptedNode
 from uprmc.cli.memory_why import memory_of, sentences
 from uprmc.cli.stats import BY_VBUCKET, GROUPS
 from uprmc.config import describe
@@ -140,6 +145,20 @@ def test_one_who_hangs_up_without_an_answer_is_one_line_and_exit_code_1() -> Non
     assert ended.line() == (
         f"the node at {place} closed the connection; does its listener speak TLS?"
     )
+
+
+class _Silent(ScriptedNode):
+    """Does not answer; whoever asks it presses Ctrl-C."""
+
+    def answers(self, asked: Frame) -> Iterable[bytes]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return []
+
+
+def test_ctrl_c_is_exit_code_130_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with _Silent() as node:
+        ended = runner(capsys)("stats", "--node", node.place)
+    assert (ended.code, ended.out, ended.err.strip()) == (130, "", "uprmc: interrupted")
 
 
 def test_demo_tells_its_story(tmp_path: Path) -> None:

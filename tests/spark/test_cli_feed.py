@@ -45,7 +45,7 @@ def test_what_there_is_now_comes_once_and_what_is_new_the_next_time(
     assert len({(row["_vb"], row["_seq"]) for row in rows}) == 21
 
 
-@pytest.mark.parametrize(("struck_by", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 1)])
+@pytest.mark.parametrize(("struck_by", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 def test_a_feed_that_looks_again_and_again_ends_in_order(
     fresh_node: ServerProcess, tmp_path: Path, struck_by: signal.Signals, code: int
 ) -> None:

@@ -18,14 +18,10 @@ import click
 
 from uprmc.cli.bulk_progress import Shown
 from uprmc.columnar.errors import BadOption, MissingPackage, Unreachable
-from uprmc.errors import UprmcError
+from uprmc.errors import Interrupted
 from uprmc.jobs.progress import Step
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "pandas", "py4j", "grpc", "google")
-
-
-class Interrupted(UprmcError):
-    """Somebody stopped the work; the text says what is left and how to go on."""
 
 
 class Report(Protocol):

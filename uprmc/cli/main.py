@@ -1,7 +1,7 @@
 """The ``uprmc`` command line: verbs, exit codes, and errors in one line.
 
-Exit codes: 0 ok, 1 the work failed, 2 bad usage, configuration or files. An error is one line on
-standard error that says what to do; ``--debug`` adds the traceback.
+Exit codes: 0 ok, 1 the work failed, 2 bad usage, configuration or files, 130 interrupted. An error
+is one line on standard error that says what to do; ``--debug`` adds the traceback.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import click
 
 from uprmc import __version__
 from uprmc.cli.former_names import renamed
-from uprmc.errors import ConfigError, StoreRefused, UprmcError
+from uprmc.errors import ConfigError, Interrupted, StoreRefused, UprmcError
 from uprmc.units import nearest
 
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
 
 
 #: Where each verb is. A verb is imported when it is used: a server needs no progress bar of the
@@ -134,7 +135,9 @@ def run(arguments: Sequence[str]) -> int:
         click.echo(error.format_message())
         return EXIT_USAGE
     except click.Abort:
-        return _failed("interrupted", EXIT_FAILED, arguments)
+        return _failed("interrupted", EXIT_INTERRUPTED, arguments)
+    except Interrupted as error:
+        return _failed(str(error), EXIT_INTERRUPTED, arguments)
     except click.ClickException as error:
         return _failed(_one_line(_with_usage(error)), EXIT_USAGE, arguments)
     except (ConfigError, StoreRefused) as error:
