@@ -9,6 +9,7 @@ import base64
 import re
 import signal
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def _nodes(directory: Path) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     dial = ["--set", "upr.dial_user=ann"]
     dial += ["--set", f"upr.dial_password_file={directory}/ann.password"]
     with (
-        start_uprmc(directory / "a", *common, *dial) as a,
+        start_uprmc(directory / "a", *common, *dial, "--set", "log.audit=/dev/full") as a,
         start_uprmc(directory / "b", *common, *dial) as b,
     ):
         yield a, b
@@ -95,6 +96,20 @@ def test_programs_verbs_a_replica_and_a_tap_adapter_log_in(
     wait_until(lambda: "upstream_reached" in adapter.log(), "the upstream", 10)
     assert _PASSWORD not in adapter.log() + a.log() + b.log()
     adapter.stop()
+
+
+def test_lines_that_the_audit_log_lacks_are_counted_and_the_node_goes_on(
+    nodes: tuple[ServerProcess, ServerProcess], directory: Path, here: Here
+) -> None:
+    node = nodes[0]
+    assert here("stats", "--node", node.upr, *_as(directory, "ann")).code == 0
+    login = basic_auth(Credentials("ann", _PASSWORD))
+    asked = urllib.request.Request(f"http://{node.http}/metrics", headers={"Authorization": login})
+    with urllib.request.urlopen(asked, timeout=10) as answer:
+        page = answer.read().decode()
+    (lost,) = re.findall(r'(?m)^uprmc_audit_lines_lost_total{why="unwritable"} (\S+)$', page)
+    assert float(lost) >= 2
+    assert node.log().count("audit.failed") == 1
 
 
 def test_a_refused_login_is_one_line_and_asked_once(
@@ -181,7 +196,7 @@ def test_over_tls_nodes_and_verbs_log_in_too(directory: Path, tmp_path: Path, he
         assert (moved.code, moved.err) == (0, "")
         assert here("failover", "--vbuckets", "1-3", "--node", b.upr, *ask).code == 0
         for node in (a, b):  # of which b asks a
-            listed = here("index", "list", "--node", node.upr, *ask)
+            listed = here("index", "list", "--node", node.upr, "--timeout", "60s", *ask)
             assert (listed.code, listed.err) == (0, "")
         views = ["index", "list", "--views", a.views]
         assert here(*views, *ask).code == 0
@@ -196,7 +211,7 @@ def test_verbs_of_the_index_log_in_at_the_node_and_its_views(
 ) -> None:
     options = ["--vbuckets", "4", "--set", f"server.users={directory}/users.json"]
     with start_uprmc(tmp_path / "a", *options, "--views", "127.0.0.1:0") as node:
-        ann = ["--node", node.upr, *_as(directory, "ann")]
+        ann = ["--node", node.upr, "--timeout", "60s", *_as(directory, "ann")]
         listed = here("index", "list", *ann)
         assert (listed.code, listed.err) == (0, "")
         views = ["index", "list", "--views", node.views]

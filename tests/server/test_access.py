@@ -261,7 +261,7 @@ def test_strangers_cannot_fill_it_and_cannot_drown_what_managers_do(tmp_path: Pa
     audit.note("p", "upr", "ann", "FLUSH", "allowed")
     now[0] += 1
     audit.note("p", "upr", "", "GET", "refused")
-    assert audit.lost == 5
+    assert (audit.lost, audit.dropped) == (0, 5)
     assert len(noted(tmp_path / "audit")) == REFUSALS_A_SECOND + 2
     audit.close()
 
@@ -273,6 +273,20 @@ def test_a_full_disk_loses_lines_and_says_so_once(lines: io.StringIO) -> None:
     assert audit.lost == 3
     assert lines.getvalue().count("audit.failed") == 1
     audit.close()
+
+
+def test_room_on_the_disk_is_said_once_too(
+    tmp_path: Path, lines: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    audit = Audit(str(tmp_path / "audit"), lambda: 1e9)
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: os.fsync(2**31 - 1))
+        audit.note("p", "upr", "ann", "login", "allowed")
+    for _ in range(2):
+        audit.note("p", "upr", "ann", "login", "allowed")
+    audit.close()
+    assert len(noted(tmp_path / "audit")) == 2
+    assert lines.getvalue().count("audit.works_again") == 1
 
 
 def test_a_line_behind_a_torn_one_is_whole(tmp_path: Path, monkeypatch) -> None:

@@ -4,7 +4,7 @@
      "action":"SET_VBUCKET","outcome":"allowed"}
 
 A disk that takes no more lines stops neither the node nor a login: lines are counted as lost, and
-the log of the node says so once.
+the log of the node says so once, and once more when lines are written again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class Audit:
     """Writes the lines; without a path it does nothing.
 
     Attributes:
-        lost: lines that could not be written, or were too many.
+        lost: lines that could not be written.
+        dropped: refusals that were too many.
     """
 
     def __init__(self, path: str, now: Callable[[], float]) -> None:
@@ -41,7 +42,7 @@ class Audit:
         Raises:
             ConfigError: it cannot be written.
         """
-        self.lost = 0
+        self.lost = self.dropped = 0
         self._path = path
         self._now = now
         self._file = -1
@@ -74,7 +75,7 @@ class Audit:
             return
         now = self._now()
         if outcome != ALLOWED and not self._has_room(now):
-            self.lost += 1
+            self.dropped += 1
             return
         line = {
             "time": time_text(now),
@@ -104,8 +105,9 @@ class Audit:
         self._torn = written != len(line)
         if self._torn:
             self._lose("the file takes no more")
-        else:
+        elif self._failing:
             self._failing = False
+            _log.info("works_again", path=self._path, lost=self.lost)
 
     def _lose(self, why: str | None) -> None:
         if not self._failing:

@@ -66,6 +66,7 @@ EVENTS = {
     "audit.failed": _error(
         "The audit log cannot be written; lines are lost until it can be. Said once."
     ),
+    "audit.works_again": _info("The audit log is written again; how many lines were lost so far."),
     "node.reload_failed": _warn(
         "After SIGHUP, the new settings could not be used: the reason. The node keeps the old ones."
     ),

@@ -12,6 +12,7 @@ from uprmc.engine.stats import Stats
 from uprmc.engine.timings import Histogram
 from uprmc.engine.tombstone_count import Amount
 from uprmc.server import stat_node, stat_replication, stat_tap, stat_watermarks
+from uprmc.server.audit import Audit
 from uprmc.server.connections import Connections
 from uprmc.server.consumer_lag import ConsumerLag, largest
 from uprmc.server.index_driver import IndexDriver
@@ -36,6 +37,7 @@ class Scrape:
     stats: Stats
     account: MemoryAccount
     connections: Connections
+    audit: Audit
     upr: Hub
     tap: NodeTap | None
     replication: Replication
@@ -49,6 +51,7 @@ class Scrape:
         self.stats = node.bucket.stats
         self.account = node.bucket.account
         self.connections = node.connections
+        self.audit = node.audit
         self.upr = node.upr
         self.tap = node.tap
         self.replication = node.replication

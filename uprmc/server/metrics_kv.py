@@ -233,6 +233,12 @@ CONNECTIONS = (
         ("what",),
         {"auth_cmds": ("attempt",), "auth_errors": ("failed",), "auth_denied": ("denied",)},
     ),
+    counter(
+        "audit_lines_lost_total",
+        "Lines that the audit log lacks: it could not be written, or refusals were too many.",
+        lambda s: {("unwritable",): s.audit.lost, ("too_many",): s.audit.dropped},
+        "why",
+    ),
     stat(
         "protocol_errors_total",
         "Connections closed because the peer broke the protocol.",

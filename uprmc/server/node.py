@@ -113,7 +113,7 @@ class Node:
         self.settings = settings = replace(settings, engine=engine)
         self.bucket = Bucket(settings, store, self._clock, entropy)
         self.bucket.on_deposed = _log_deposed
-        self._audit = Audit(settings.log.audit, self._clock.now)
+        self.audit = Audit(settings.log.audit, self._clock.now)
         self.access = self._new_access(reactor)
         self.events = Events(self._clock.now)
         self.bucket.on_event = self.events.tell
@@ -234,7 +234,7 @@ class Node:
                 self._pool.stop()
             if self.access is not None:
                 self.access.stop()
-            self._audit.close()
+            self.audit.close()
             self._wake_list.close()
             self._work.stop()
             self.bucket.store.close()
@@ -361,7 +361,7 @@ class Node:
         if not server.users:
             return None
         stats, timeout_s = self.bucket.stats, server.login_timeout_s
-        return Access(reactor, server.users, stats, self._audit, timeout_s)
+        return Access(reactor, server.users, stats, self.audit, timeout_s)
 
     def _session_factory(self, listener: str, by_key: bool) -> SessionFactory:
         access = None if listener == _PRIVATE else self.access
@@ -417,7 +417,7 @@ class Node:
             self._tls.reload(settings.server)
         if self.access is not None:
             self.access.reload(self.settings.server.users)
-        self._audit.reopen(self.settings.log.audit)
+        self.audit.reopen(self.settings.log.audit)
         self.index.reload(settings.server)
         self.settings = replace(
             self.settings, log=replace(self.settings.log, level=settings.log.level)

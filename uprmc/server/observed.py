@@ -10,6 +10,7 @@ from uprmc.config import Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
 from uprmc.kv.control import Crawler
+from uprmc.server.audit import Audit
 from uprmc.server.connections import Connections
 from uprmc.server.consumer_lag import ConsumerLags
 from uprmc.server.events import Events
@@ -43,6 +44,7 @@ class ObservedNode(Protocol):
     links: Links
     index: IndexDriver
     connections: Connections
+    audit: Audit
     consumer_lags: ConsumerLags
     crawler: Crawler
     warmup: Warmup
