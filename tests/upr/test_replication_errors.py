@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.upr.replication_rig import A, World
-from uprmc.errors import InvalidArguments, RangeExceeded
+from uprmc.errors import InvalidArguments, RangeExceeded, TemporaryFailure
 
 
 def test_a_link_that_has_failed_is_not_called_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,6 +32,14 @@ def test_a_refusal_names_32_vbuckets_and_counts_the_rest(monkeypatch: pytest.Mon
         assert text.startswith("vBuckets 4,6,8,10,")
         assert ("66: this" in text) is (count == 32)
         assert (f"66... ({count} in all): this" in text) is (count > 32)
+
+
+def test_a_node_that_is_stopping_begins_to_follow_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.replication.close()
+    with pytest.raises(TemporaryFailure, match="is stopping"):
+        world.follow(A, [0])
+    assert world.calls == []
 
 
 def test_a_source_of_300_characters_is_one_and_a_longer_one_is_none(

@@ -61,7 +61,7 @@ class Replication:
 
     Every command raises, before anything has changed:
 
-    - `TemporaryFailure`: warm-up is going on, or something else is in the way for now;
+    - `TemporaryFailure`: the node warms up or stops, or something else is in the way for now;
     - `RangeExceeded`: this node can have no vBucket of that number;
     - `InvalidArguments`, `NotMyVBucket`: what was asked for makes no sense, or takes more courage.
 
@@ -91,6 +91,7 @@ class Replication:
         self._calls = 0
         self._past = Received()
         self._now = 0.0
+        self._closed = False
         hub.follows = self._follows
 
     # --- what is so -----------------------------------------------------------------------------
@@ -142,7 +143,8 @@ class Replication:
             handover.tick(now)
 
     def close(self) -> None:
-        """Hang up everywhere. What is followed stays written down."""
+        """Hang up everywhere, and take no commands. What is followed stays written down."""
+        self._closed = True
         for handover in list(self.handovers):
             handover.close("this node is stopping")
         for source in self.sources.values():
@@ -258,6 +260,8 @@ class Replication:
             raise InvalidArguments(f"{place} is this node itself: name another one")
 
     def _checked(self, numbers: Iterable[int] | None, *, busy: bool = True) -> list[int]:
+        if self._closed:
+            raise TemporaryFailure("this node is stopping")
         if not self._bucket.warm:
             raise TemporaryFailure("warming up: try again in a few seconds")
         count = self._bucket.settings.engine.vbuckets
