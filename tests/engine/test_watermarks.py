@@ -425,7 +425,7 @@ def test_a_registration_is_told_when_it_is_on_disk() -> None:
     node = filled()
     told: list[bool] = []
     report(node, 100)
-    node.bucket.watermarks.when_registered(told.append)
+    node.bucket.watermarks.storing.when_registered(told.append)
     assert told == []
     node.flush()
     assert told == [True]

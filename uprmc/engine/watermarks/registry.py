@@ -1,23 +1,20 @@
-"""The watermarks of a node: the tables of all vBuckets, their clock and their place on disk.
+"""The watermarks of a node: the tables of all vBuckets, and their clock.
 
-Job: turn what connections say into changes of rows, have changed rows stored with the next commit,
-and tell the purger its limit. A new row is on disk before it counts as registered; a report may be
-lost in a crash, which only keeps tombstones for longer. So what has only risen is written
-`RAISED_WRITTEN_S` later, and at the latest in the commit that drops tombstones of the vBucket.
+Job: turn what connections say into changes of rows, have changed rows stored, and tell the purger
+its limit.
 
-Neighbours: `bucket` asks for limits, `warmup` loads what is stored, `upr` speaks for connections.
+Neighbours: `storing` writes rows; `bucket` asks for limits, `warmup` loads what is stored, `upr`
+speaks for connections.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
 from uprmc.engine.disposal import Record
-from uprmc.engine.flush import Waiter
 from uprmc.engine.flusher import Flusher
 from uprmc.engine.purge_rule import shown
 from uprmc.engine.tombstone_count import Amount
@@ -28,6 +25,7 @@ from uprmc.engine.watermarks.expired import ExpiredRows
 from uprmc.engine.watermarks.gathered import GatheredEvents
 from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s, needing, pin_of
 from uprmc.engine.watermarks.shown import Shown
+from uprmc.engine.watermarks.storing import StoredRows
 from uprmc.engine.watermarks.table import MANAGER, Common, Outpaced, WatermarkTable
 from uprmc.errors import KeyNotFound, NotMyVBucket
 from uprmc.model import VBucketState
@@ -40,20 +38,13 @@ from uprmc.storage.interface import Store
 _FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
 
 
-#: Watermarks that have only risen are written so often, in seconds.
-RAISED_WRITTEN_S = 5.0
-
-#: At most this many rows are handed to a commit at a time.
-_ROWS_WRITTEN_AT_ONCE = 1_000
-
-
 class Reported(NamedTuple):
     """What a client is told about its report.
 
     Attributes:
         purge_seqno, high_seqno: of the vBucket.
         lifetime_s: the lifetime that was granted.
-        on_disk: whether the row is on disk already; if not, `Watermarks.when_registered` tells.
+        on_disk: whether the row is on disk already; if not, `StoredRows.when_registered` tells.
     """
 
     purge_seqno: int
@@ -93,6 +84,7 @@ class Watermarks:
         expired: number of rows that have expired.
         outpaced: number of times that a client was sent back because it had missed deletions.
         missed_deletions: the sum of what they had missed, as far as it is known.
+        storing: writes rows.
         on_event: called with the name of an event and its fields.
     """
 
@@ -103,13 +95,8 @@ class Watermarks:
         self._tables: dict[int, WatermarkTable] = {}
         self._dropped = Dropped()
         self._former = ExpiredRows()
-        self._raised: set[int] = set()
-        self._raised_since = 0.0
-        self._due: list[int] = []
+        self.storing = StoredRows(flusher, clock, self._tables)
         self._gathered = GatheredEvents()
-        #: Rows that may not be on disk: (vBucket, id) -> the number of their registration.
-        self._unstored: dict[tuple[int, bytes], int] = {}
-        self._registrations = 0
         self.expired = self.outpaced = self.missed_deletions = 0
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         flusher.on_drop = self._drop
@@ -124,7 +111,7 @@ class Watermarks:
     def forget(self, number: int) -> None:
         """Delete all rows of a vBucket, because it was removed."""
         if self._tables.pop(number, None) is not None:
-            self._store_later(number)
+            self.storing.write(number)
 
     @property
     def row_count(self) -> int:
@@ -196,7 +183,7 @@ class Watermarks:
             return
         kept = pinned.amount if pinned is not None and pinned.row.id == name else Amount()
         self._tell_expired(vbucket, row, "max_pinned_bytes", kept)
-        self._store_later(vbucket.id)
+        self.storing.write(vbucket.id)
 
     def tell_all_events(self) -> None:
         """Tell all that has happened to rows, because there will be no other call."""
@@ -205,26 +192,12 @@ class Watermarks:
     def tell_events(self) -> None:
         """Tell what has happened to rows since the last call; call it a few times a second."""
         self._gathered.tell(self.on_event)
-        now = self._clock.monotonic()
-        if self._raised and now - self._raised_since >= RAISED_WRITTEN_S:
-            self._due, self._raised_since = sorted(self._raised, reverse=True), now
-        rows = 0
-        while self._due and rows < _ROWS_WRITTEN_AT_ONCE:
-            number = self._due.pop()
-            if number in self._raised:
-                rows += len(self._table(number))
-                self._store_later(number)
-
-    def keep_raised(self) -> None:
-        """Have watermarks that have only risen written with the next commit."""
-        for number in sorted(self._raised):
-            self._store_later(number)
+        self.storing.write_due()
 
     def _drop(self, vbucket: VBucket, records: Sequence[Record]) -> None:
-        """Tombstones are being dropped: no row that is written may be behind them."""
+        """Take note of tombstones that are being dropped."""
         self._dropped.note(vbucket, records)
-        if vbucket.id in self._raised:
-            self._store_later(vbucket.id)
+        self.storing.write_before_drop(vbucket.id)
 
     def report(self, vbucket: VBucket, report: Report, owner: object) -> Reported:
         """Register a client, or take its report.
@@ -248,11 +221,11 @@ class Watermarks:
         self._former.forget(vbucket.id, report.id)
         if owner is MANAGER:
             self._tell_managed(vbucket, report.id, f"set to {report.watermark}")
-        self._store_later(vbucket.id)
+        self.storing.write(vbucket.id)
         lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, self._settings)
         if new:
-            self._note_unstored(vbucket.id, report.id)
-        on_disk = (vbucket.id, report.id) not in self._unstored
+            self.storing.registered(vbucket.id, report.id)
+        on_disk = (vbucket.id, report.id) not in self.storing.lacking
         return Reported(held.purge_seqno, held.high_seqno, lifetime_s, on_disk)
 
     def take_plain(
@@ -261,11 +234,11 @@ class Watermarks:
         """Take the reports that need no judging, see `WatermarkTable.rises` and `begins`.
 
         Args:
-            vbuckets: those that are active.
-            common: whose reports they are.
+            vbuckets: the active ones, by number.
+            common: what the reports have in common.
             reports: for many vBuckets.
         """
-        now, tables, unstored = int(self._clock.now()), self._tables, self._unstored
+        now, tables, unstored = int(self._clock.now()), self._tables, self.storing.lacking
         rest, raised, begun = [], [], []
         for each in reports:
             number, watermark, uuid, meta = each
@@ -287,18 +260,12 @@ class Watermarks:
                 begun.append(each)
             else:
                 rest.append(each)
-        self._keep_later(raised)
+        self.storing.write_later(raised)
         for each in begun:
             self._former.forget(each.vbucket, common.name)
-            self._note_unstored(each.vbucket, common.name)
-            self._store_later(each.vbucket)
+            self.storing.registered(each.vbucket, common.name)
+            self.storing.write(each.vbucket)
         return Plain(begun, rest)
-
-    def _keep_later(self, numbers: Sequence[int]) -> None:
-        """Have `keep_raised` write these rows."""
-        if numbers and not self._raised:
-            self._raised_since = self._clock.monotonic()
-        self._raised.update(numbers)
 
     # --- replicas -------------------------------------------------------------------------------
 
@@ -323,7 +290,7 @@ class Watermarks:
         table = WatermarkTable(self._settings, rows, incomplete=incomplete)
         table.changes = self.changes(vbucket.id) + 1
         self._tables[vbucket.id] = table
-        self._store_later(vbucket.id)
+        self.storing.write(vbucket.id)
 
     def promoted(self, vbucket: VBucket) -> None:
         """Go on with the rows of a vBucket that has become active, see `WatermarkTable`."""
@@ -331,8 +298,8 @@ class Watermarks:
         if table is not None:
             table.promote(held_of(vbucket), self._clock.now())
             for row in table.stored():
-                self._note_unstored(vbucket.id, row.id)
-            self._store_later(vbucket.id)
+                self.storing.registered(vbucket.id, row.id)
+            self.storing.write(vbucket.id)
 
     def note_outpaced(self, vbucket: VBucket, name: bytes, seqno: int) -> None:
         """Tell that a client which has everything up to `seqno` must begin at zero, and why."""
@@ -344,29 +311,6 @@ class Watermarks:
         more = {"count": missed.number, "exact": missed.exact, "keys": keys}
         self.on_event("watermark_outpaced", {**fields, **more})
 
-    def when_registered(self, done: Waiter) -> None:
-        """Call `done` when all rows of this moment are on disk, ``False`` if that failed."""
-        upto = self._registrations
-
-        def written(ok: bool) -> None:
-            if ok:
-                self._note_stored(upto)
-            done(ok)
-
-        self._flusher.when_durable(written, patient=False)
-
-    def _note_unstored(self, number: int, name: bytes) -> None:
-        self._registrations += 1
-        self._unstored.pop((number, name), None)  # the order is that of registrations
-        self._unstored[number, name] = self._registrations
-
-    def _note_stored(self, upto: int) -> None:
-        while self._unstored:
-            row, registration = next(iter(self._unstored.items()))
-            if registration > upto:
-                return
-            del self._unstored[row]
-
     def remove(self, vbucket: VBucket, name: bytes, owner: object) -> Row:
         """Remove a row; raises `KeyNotFound`, or `KeyExists` if another connection owns it."""
         self._expire(vbucket)
@@ -376,7 +320,7 @@ class Watermarks:
         row = table.remove(name, owner)
         if owner is MANAGER:
             self._tell_managed(vbucket, name, "removed")
-        self._store_later(vbucket.id)
+        self.storing.write(vbucket.id)
         return row
 
     def begin_build(self, vbucket: VBucket, name: bytes, floor: int, owner: object) -> None:
@@ -393,9 +337,9 @@ class Watermarks:
         if not table.begin_build(name, floor, vbucket, self._clock.now()):
             return
         if vbucket.purge_seqno:
-            self._store_later(vbucket.id)
+            self.storing.write(vbucket.id)
         else:
-            self._keep_later([vbucket.id])
+            self.storing.write_later([vbucket.id])
 
     def release(self, number: int, name: bytes, owner: object) -> None:
         """Let others change a row, because its owner's connection has closed."""
@@ -428,13 +372,4 @@ class Watermarks:
             if pin is not None and pin[0].id == row.id:
                 kept = index.between(pin[0].effective, pin[1])
             self._tell_expired(vbucket, row, "lifetime", kept)
-        self._store_later(vbucket.id)
-
-    def _store_later(self, number: int) -> None:
-        self._raised.discard(number)
-        name = document.name_of(number)
-        self._flusher.keep_local(name, partial(self._document, number))
-
-    def _document(self, number: int) -> bytes | None:
-        table = self._table(number)
-        return document.encode(table.stored(), incomplete=table.incomplete)
+        self.storing.write(vbucket.id)
