@@ -18,6 +18,7 @@ import pytest
 import uprmc.spark
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk import here
+from tests.spark.refusing import refusal
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -77,12 +78,6 @@ def report_in(path: Path) -> Mapping[str, Any]:
 
 def lines_of(files: list[str]) -> list[Mapping[str, Any]]:
     return [json.loads(line) for file in files for line in Path(file).read_text().splitlines()]
-
-
-def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(Exception, match="UPRMC_") as caught:
-        call()
-    return str(caught.value)
 
 
 # --- modes ----------------------------------------------------------------------------------------
@@ -206,6 +201,8 @@ def test_wrong_options_and_columns_are_told_by_name(
     assert "did you mean writeMode?" in told
     told = refusal(lambda: write(rows, keyColumn="id"))
     assert "UPRMC_SCHEMA there is no column 'id'" in told
+    told = refusal(lambda: write(rows, reportPath=f"{__file__}/report.json"))
+    assert "UPRMC_FILE reportPath=" in told
 
 
 def test_rows_that_cannot_be_written_stop_the_job_or_go_to_a_file(

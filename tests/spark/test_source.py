@@ -18,6 +18,7 @@ import pytest
 import uprmc.spark
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk import here
+from tests.spark.refusing import refusal
 from uprmc.client.kv import KvClient
 from uprmc.spark.session import register
 
@@ -58,12 +59,6 @@ def documents(rows: DataFrame) -> dict[bytes, bytes]:
     found = rows.collect()
     assert len({row["key"] for row in found}) == len(found)
     return {row["key"].encode(): bytes(row["value"]) for row in found if row["_op"] == "set"}
-
-
-def refusal(call: Callable[[], Any]) -> str:
-    with pytest.raises(Exception, match="UPRMC_") as caught:
-        call()
-    return str(caught.value)
 
 
 # --- complete -------------------------------------------------------------------------------------

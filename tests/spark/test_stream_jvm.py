@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 from interop.replica_pair import Node
 from tests.bulk.here import contents, numbered, put
 from tests.bulk.world import persist, stop_persistence
+from tests.spark.refusing import refusal
 from tests.spark.stream_rows import Changes, rows_of
 from uprmc.spark.api import current_offsets
 
@@ -132,8 +134,8 @@ def test_a_branch_of_history_between_two_batches(query: Query, home: Node) -> No
     home.kill()
     home.start()
     put(home.server, numbered(20, value="new"))
-    with pytest.raises(Exception, match=r"UPRMC_ROLLBACK vb=\d+ checkpoint=\d+ rollback_to=\d+"):
-        query.run()
+    told = refusal(query.run)
+    assert re.search(r"UPRMC_ROLLBACK vb=\d+ checkpoint=\d+ rollback_to=\d+", told)
     query.run(onRollback="rewind")
     sink = query.sink()
     assert sink.controls
@@ -157,8 +159,19 @@ def test_a_checkpoint_of_another_source_is_refused(query: Query, home: Node) -> 
     path.write_text(path.read_text().replace('"n":8', '"n":16').replace('"n": 8', '"n": 16'))
     (offsets / f".{newest}.crc").unlink(missing_ok=True)
     put(home.server, numbered(5, value="later"))
-    with pytest.raises(Exception, match="UPRMC_VBUCKETS_CHANGED"):
-        query.run()
+    assert "UPRMC_VBUCKETS_CHANGED" in refusal(query.run)
+
+
+def test_what_ends_a_query_is_told_without_a_traceback(query: Query, home: Node) -> None:
+    put(home.server, {b"\xff": b"x"})
+    assert "UPRMC_OPTION numPartitions" in refusal(lambda: query.run(numPartitions="2"))
+    assert "UPRMC_KEY_NOT_UTF8 vb=" in refusal(lambda: query.run(keyType="string"))
+
+    source = query.spark.readStream.format("uprmc").option("servers", str(home.upr))
+    sink = source.option("keyType", "binary").load().writeStream.format("uprmc")
+    sink.options(servers=str(home.upr), valueLimit="0", checkpointLocation=str(query.to))
+    told = refusal(lambda: sink.start().awaitTermination(TIMEOUT_S))
+    assert "UPRMC_ROW row 0 with key b'\\xff': VALUE_TOO_LARGE" in told
 
 
 def test_a_feed_runs_in_spark(spark: SparkSession, home: Node, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from uprmc.columnar.errors import BadSchema, OverwriteRefused, TooManyErrors
+from uprmc.columnar.errors import BadFile, BadSchema, OverwriteRefused, TooManyErrors, why
 from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.columnar.requests import check_columns
 from uprmc.columnar.writing import Writer
@@ -59,11 +59,14 @@ def sink_options(options: Mapping[str, Any], schema: Any, overwrite: bool) -> Si
         OverwriteRefused: always, with `overwrite`.
         BadOption: as `write_options`.
         BadSchema: as `check_schema`.
+        BadFile: the report cannot be written.
     """
     if overwrite:
         raise OverwriteRefused(_OVERWRITE)
     found = write_options(options)
     check_schema(found, schema)
+    if found.report_path is not None:
+        _put(found.report_path, "", "a")  # tried before anything is written to a node
     return found
 
 
@@ -119,10 +122,8 @@ class _Sink:
         report = merge(tasks)
         if self._options.report_path is not None:
             told = {**report.to_dict(), **words, "failed_tasks": len(messages) - len(tasks)}
-            path = Path(self._options.report_path)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a" if "batch" in words else "w", encoding="utf-8") as file:
-                file.write(json.dumps(told, sort_keys=True) + "\n")
+            line = json.dumps(told, sort_keys=True) + "\n"
+            _put(self._options.report_path, line, "a" if "batch" in words else "w")
         return report
 
     def _committed(self, messages: Sequence[Any], **words: Any) -> None:
@@ -142,6 +143,7 @@ class BatchSink(_Sink, DataSourceArrowWriter):
         """
         self._committed(messages)
 
+    @plainly
     def abort(self, messages: list[Any]) -> None:
         """Report that the job failed; what its tasks have written stays."""
         self._tell(messages, state="aborted")
@@ -155,9 +157,21 @@ class StreamSink(_Sink, *_STREAM_WRITERS):  # type: ignore[misc]
         """Report what all tasks of a micro-batch did; as `BatchSink.commit`."""
         self._committed(messages, batch=batchId)
 
+    @plainly
     def abort(self, messages: list[Any], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Report that a micro-batch failed; what its tasks have written stays."""
         self._tell(messages, state="aborted", batch=batchId)
+
+
+def _put(place: str, text: str, mode: str) -> None:
+    """Write text to a file, opened in this mode; raises `BadFile`."""
+    try:
+        path = Path(place)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise BadFile(f"reportPath={place}: {why(error)}") from None
 
 
 def written(

@@ -77,6 +77,7 @@ class UprmcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = self._driver().latest(begun, self._rows(limit))
         return start if end.to_json() == begun.to_json() else end.to_dict()
 
+    @plainly
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """What there is now is the end of the query."""
         self._driver().stop_at_now()
@@ -87,6 +88,7 @@ class UprmcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tasks = self._driver().plan(parsed(start), parsed(end))
         return [StreamPartition(task) for task in tasks]
 
+    @plainly
     def commit(self, end: dict[str, Any]) -> None:
         """The micro-batch that ends here is over, and the end of the next one is written down."""
         self._driver().committed(parsed(end))
