@@ -11,7 +11,7 @@ import pytest
 from tests.contents import decoded, receive_all
 from tests.engine.support import BEGINNING, FaultyStore, Node, settings_of
 from uprmc.engine import compaction
-from uprmc.engine.compaction import Scan
+from uprmc.engine.compaction_run import Scan
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.vbucket import Interruption
 from uprmc.engine.watermarks.rows import Limit

@@ -22,7 +22,7 @@ from tests.contents import table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import Node, settings_of
 from uprmc.engine import compaction
-from uprmc.engine.compaction import Scan
+from uprmc.engine.compaction_run import Scan
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flush import Flush
 from uprmc.engine.purge_rule import PurgeRule

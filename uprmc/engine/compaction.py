@@ -34,24 +34,22 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from uprmc.config import KIB, PurgeSettings
-from uprmc.engine.disposal import Record
+from uprmc.engine.compaction_run import Compaction, Request, Scan
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flush import Waiter
 from uprmc.engine.flusher import Flusher
 from uprmc.engine.purge_rule import Compacted, PurgeRule
 from uprmc.engine.tombstones import pick
-from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.vbucket import VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.watermarks.rows import Limit
-from uprmc.model import SEQNO_MAX
 from uprmc.ports import Clock
-from uprmc.storage.interface import Store, StoreView
+from uprmc.storage.interface import Store
 
 #: After how many records a scan ends; the clock is looked at after each portion of the store.
 _READ_RECORDS = 10_000
@@ -71,78 +69,6 @@ class Policy(Protocol):
 
     def disk_is_full(self) -> bool:
         """Tell whether the store refuses commits."""
-
-
-@dataclass(slots=True)
-class Scan:
-    """One look into the store.
-
-    Attributes:
-        limit: how far to look.
-        most: how many tombstones to look for.
-        after: the last seqno examined.
-        found: tombstones to drop, by rising seqno.
-        first_left: the lowest seqno of a tombstone that stays.
-        oldest_left: when the oldest tombstone that stays was created.
-        exhausted: everything up to the limit has been examined.
-    """
-
-    view: StoreView
-    vbucket: int
-    rule: PurgeRule
-    limit: int
-    most: int
-    after: int
-    found: list[Record] = field(default_factory=list)
-    first_left: int = SEQNO_MAX
-    oldest_left: int = SEQNO_MAX
-    exhausted: bool = False
-
-
-class _Request(NamedTuple):
-    number: int
-    rule: PurgeRule
-    done: Waiter
-    after: int
-
-
-class _Compaction:
-    """The compaction in progress. It watches its vBucket, whose seqnos repeat after a reset."""
-
-    __slots__ = (
-        "_flusher",
-        "after",
-        "done",
-        "end",
-        "exhausted",
-        "found",
-        "over",
-        "result",
-        "rule",
-        "vbucket",
-    )
-
-    def __init__(self, vbucket: VBucket, request: _Request, flusher: Flusher) -> None:
-        self._flusher = flusher
-        self.vbucket = vbucket
-        self.rule = request.rule
-        self.done = request.done
-        self.after = request.after
-        self.end = vbucket.high_seqno
-        self.found: list[Record] = []
-        self.result = Compacted(vbucket.id, vbucket.purge_seqno)
-        self.exhausted = self.over = False
-
-    def changed(self) -> None:
-        """Continue: what is new is not on disk."""
-
-    def interrupted(self, why: Interruption) -> None:
-        """Drop nothing more: the seqnos that were found may now belong to other documents.
-
-        Those who wait are called at the next step, not in the middle of the interruption.
-        """
-        self.over = True
-        self._flusher.forget_drops(self.vbucket)
 
 
 class Compactor:
@@ -174,12 +100,12 @@ class Compactor:
         self._policy = policy
         self._gate = gate
         self._clock = clock
-        self._requests: deque[_Request] = deque()
-        self._current: _Compaction | None = None
-        self._gathered: dict[int, _Compaction] = {}
+        self._requests: deque[Request] = deque()
+        self._current: Compaction | None = None
+        self._gathered: dict[int, Compaction] = {}
         self._gathered_items = 0
         self._committing = 0
-        self._ended: deque[tuple[_Compaction, bool]] = deque()
+        self._ended: deque[tuple[Compaction, bool]] = deque()
         self.last = Compacted(0, 0)
         self.rest_s = 0.0
         self.on_wanted: Callable[[], None] = lambda: None
@@ -196,7 +122,7 @@ class Compactor:
 
         `done` is called once, with ``False`` if it was cancelled.
         """
-        self._requests.append(_Request(number, rule, done, after))
+        self._requests.append(Request(number, rule, done, after))
         if self.waiting and len(self._requests) == 1:
             self.on_wanted()
 
@@ -297,7 +223,7 @@ class Compactor:
         if self.waiting:
             self.on_wanted()
 
-    def _next(self) -> _Compaction | None:
+    def _next(self) -> Compaction | None:
         """Turn to the next request; cancel those for vBuckets that no longer exist.
 
         ``None`` as well if the vBucket has tombstones that must be dropped before.
@@ -314,12 +240,12 @@ class Compactor:
             if request.rule.aged:
                 before_s = max(0, self._policy.due_before_s())
                 request = request._replace(rule=request.rule._replace(before_s=before_s))
-            self._current = _Compaction(vbucket, request, self._flusher)
+            self._current = Compaction(vbucket, request, self._flusher)
             vbucket.watchers.append(self._current)
             return self._current
         return None
 
-    def _limit_now(self, current: _Compaction) -> int:
+    def _limit_now(self, current: Compaction) -> int:
         limit = self.limit(current.vbucket, current.rule)
         current.result = current.result._replace(limited_by=limit.limited_by)
         return min(limit.seqno, current.end)
@@ -349,7 +275,7 @@ class Compactor:
         finally:
             self._tell()
 
-    def _drop(self, compaction: _Compaction) -> None:
+    def _drop(self, compaction: Compaction) -> None:
         try:
             limit = self._limit_now(compaction)
         except Exception:
@@ -367,7 +293,7 @@ class Compactor:
         elif compaction.exhausted:
             self._ended.append((compaction, True))
 
-    def _committed(self, compaction: _Compaction, dropped: int, ok: bool) -> None:
+    def _committed(self, compaction: Compaction, dropped: int, ok: bool) -> None:
         self._committing -= 1
         if compaction.over or not ok:
             self._ended.append((compaction, False))
@@ -391,7 +317,7 @@ class Compactor:
         if broken is not None:
             raise broken
 
-    def _end(self, compaction: _Compaction, ok: bool) -> None:
+    def _end(self, compaction: Compaction, ok: bool) -> None:
         """Report to the caller, and turn to the next request."""
         compaction.vbucket.unwatch(compaction)
         if self._current is compaction:

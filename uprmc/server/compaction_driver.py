@@ -10,7 +10,8 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.python.threadpool import ThreadPool
 
-from uprmc.engine.compaction import Compactor, Scan
+from uprmc.engine.compaction import Compactor
+from uprmc.engine.compaction_run import Scan
 from uprmc.server.log import Log
 
 _log = Log("compaction")
