@@ -40,7 +40,7 @@ from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack, seqno_of, unpack
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.follow.source import Source
-from uprmc.upr.produce import admission, producer
+from uprmc.upr.produce import admission, stream_opening
 from uprmc.upr.receive import receiver, replica_stream, undo
 from uprmc.upr.receive.link import Link
 from uprmc.upr.receive.receiver import Receiver
@@ -154,7 +154,7 @@ def _take_what_is_out_of_order(patch: pytest.MonkeyPatch) -> None:
         start = max(0, request.start_seqno - 3)
         return request._replace(start_seqno=start, snapshot_start=start)
 
-    patch.setattr(producer, "admit", early)
+    patch.setattr(stream_opening, "admit", early)
 
 
 def _lose_the_revision(patch: pytest.MonkeyPatch) -> None:
@@ -322,7 +322,8 @@ def _answer_a_takeover_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def _let_writes_go_on(patch: pytest.MonkeyPatch) -> None:
     """Do not stop the source before the last items go out."""
-    patch.setattr(producer.Producer, "_die", lambda each, vbucket, on_disk: on_disk(True))
+    opening = stream_opening.StreamOpening
+    patch.setattr(opening, "_die", lambda each, vbucket, on_disk: on_disk(True))
 
 
 def _branch_at_a_hand_over(patch: pytest.MonkeyPatch) -> None:

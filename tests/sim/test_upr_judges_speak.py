@@ -28,7 +28,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
 from uprmc.record import seqno_of, unpack
 from uprmc.upr.hub import Slots
-from uprmc.upr.produce import admission, frames, markers, producer
+from uprmc.upr.produce import admission, frames, markers, producer, stream_opening
 from uprmc.upr.produce import feed as feed_module
 from uprmc.upr.produce import stream as stream_module
 from uprmc.upr.produce.barrier import ByCycle, ByVector, Place
@@ -39,6 +39,7 @@ from uprmc.upr.produce.notifier import NotifierStream
 from uprmc.upr.produce.readings import Readings
 from uprmc.upr.produce.schedule import Rounds
 from uprmc.upr.produce.stream import Stream
+from uprmc.upr.produce.stream_opening import StreamOpening
 from uprmc.upr.produce.takeover import TakeoverStream
 
 pytestmark = pytest.mark.sim
@@ -241,12 +242,12 @@ def _purge_what_is_not_due(patch: pytest.MonkeyPatch) -> None:
 
 def _ignore_known_versions(patch: pytest.MonkeyPatch) -> None:
     """Look at the newest only, and think it unknown."""
-    made = producer.Asked
+    made = stream_opening.Asked
 
     def careless(request: Any, versions: Any, *rest: Any) -> Any:
         return made(request._replace(uuid=1) if versions else request, (), *rest)
 
-    patch.setattr(producer, "Asked", careless)
+    patch.setattr(stream_opening, "Asked", careless)
 
 
 def _send_the_log_oldest_first(patch: pytest.MonkeyPatch) -> None:
@@ -453,18 +454,18 @@ def _lease_the_present(patch: pytest.MonkeyPatch) -> None:
 
 def _serve_leases_only_while_the_vbucket_is_served(patch: pytest.MonkeyPatch) -> None:
     """Look at the vBucket before the lease."""
-    leased = producer.Producer._leased_stream
+    leased = StreamOpening._leased_stream
 
-    def strict(each: producer.Producer, start: Any, asked: Any) -> Any:
-        producer.locate(each._hub.bucket, start.vbucket, asked.request.flags)
-        return leased(each, start, asked)
+    def strict(each: StreamOpening, start: Any, asked: Any, peer: Any) -> Any:
+        stream_opening.locate(each._hub.bucket, start.vbucket, asked.request.flags)
+        return leased(each, start, asked, peer)
 
-    patch.setattr(producer.Producer, "_leased_stream", strict)
+    patch.setattr(StreamOpening, "_leased_stream", strict)
 
 
 def _let_writes_go_on_in_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """Do not stop the source before the last items go out."""
-    patch.setattr(producer.Producer, "_die", lambda each, vbucket, on_disk: on_disk(True))
+    patch.setattr(StreamOpening, "_die", lambda each, vbucket, on_disk: on_disk(True))
 
 
 def _activate_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -9,59 +9,41 @@ Source: UPR reference 2 and 4; seed 000; rows D24 to D40.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
-from uprmc.engine.flush import Waiter
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
     NotMyVBucket,
     OutOfPlace,
-    RollbackRequired,
     StreamNotFound,
-    TemporaryFailure,
     UnknownCommand,
 )
-from uprmc.model import FailoverLog, VBucketState
+from uprmc.model import FailoverLog
 from uprmc.protocol.header import ResponseFrame
-from uprmc.protocol.opcodes import Opcode, OpenFlag, Status, StreamFlag
+from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import (
     BUFFER_ACK_EXTRAS,
     FIRST_STREAM_REQUEST_EXTRAS,
     SEQNO_ACKNOWLEDGED_EXTRAS,
     TERM_EXTRAS,
-    StreamRequest,
     decode_stream_request,
     encode_failover_log,
 )
 from uprmc.protocol.upr_extensions import (
     BARRIER_ADD_REPLY_EXTRAS,
-    StreamOptions,
-    decode_stream_options,
 )
 from uprmc.protocol.upr_many import StreamStart, decode_stream_requests
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead, decode_reports
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.peer import Answer, UprRequest
-from uprmc.upr.produce.admission import (
-    Asked,
-    admit,
-    admit_notifier,
-    admit_to_lease,
-    check_term,
-    locate,
-)
 from uprmc.upr.produce.connected_rows import ConnectedRows
 from uprmc.upr.produce.feed import Feed
-from uprmc.upr.produce.lease_stream import LeaseStream
-from uprmc.upr.produce.notifier import NotifierStream
-from uprmc.upr.produce.options import Options, form_of, set_option
+from uprmc.upr.produce.options import Options, set_option
 from uprmc.upr.produce.registration import Registration
-from uprmc.upr.produce.stream import Stream
+from uprmc.upr.produce.stream_opening import StreamOpening
 from uprmc.upr.produce.takeover import TakeoverStream
 
-_TAKEOVER = int(StreamFlag.TAKEOVER)
 _PRODUCER = int(OpenFlag.PRODUCER)
 
 
@@ -122,9 +104,18 @@ class Producer:
         self._connected: ConnectedRows | None = None
         if hub.settings.register == "connected":
             self._connected = ConnectedRows(self.registration, self.feed, self.name)
+        self._opening = StreamOpening(
+            hub,
+            self.feed,
+            self.options,
+            self.registration,
+            self._connected,
+            flags=flags,
+            datatypes=datatypes,
+            modern=modern,
+        )
         self._hub = hub
         self._wake = wake
-        self._datatypes = datatypes
         hub.join_producer(self)
 
     @property
@@ -199,7 +190,7 @@ class Producer:
     def _stream_request(self, request: UprRequest) -> Answer:
         asked = decode_stream_request(request.extras)
         first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
-        options = self._options_of(request)
+        options = self._opening.options_of(request)
         start = StreamStart(request.vbucket, request.opaque, asked, options)
         return self.start(start, first_generation=first)
 
@@ -223,114 +214,10 @@ class Producer:
         Raises:
             CommandError, RemoteProtocolError: refused.
         """
-        options, number = start.options, start.vbucket
-        self._check_negotiated(options)
-        asked = Asked(start.request, tuple(options.known_versions), number in self.feed.streams)
-        stream: Stream
-        if options.lease:
-            stream, log = self._leased_stream(start, asked)
-        else:
-            bucket = self._hub.bucket
-            check_term(bucket, number, asked, options.term)
-            vbucket = locate(bucket, number, start.request.flags)
-            stream, log = (
-                self._new_stream(vbucket, start.opaque, asked, first_generation),
-                vbucket.failover_log,
-            )
+        stream, log = self._opening.open(start, self, first_generation=first_generation)
         self.feed.add(stream)
-        told = log if options.whole_log else log[:1]
+        told = log if start.options.whole_log else log[:1]
         return _log_answer(stream.vbucket, told, with_term=self.options.terms)
-
-    def _options_of(self, request: UprRequest) -> StreamOptions:
-        """Read what the request's value says."""
-        options = self.options
-        if not request.value:
-            return StreamOptions()
-        if not (options.versions or options.leases or options.terms):
-            if self.modern:
-                raise InvalidArguments("a stream request has a value that was not negotiated")
-            return StreamOptions()
-        return decode_stream_options(request.value)
-
-    def _check_negotiated(self, options: StreamOptions) -> None:
-        if options.lease and not self.options.leases:
-            raise InvalidArguments("leases were not negotiated")
-        if options.known_versions and not self.options.versions:
-            raise InvalidArguments("known versions were not negotiated")
-        if options.term and not self.options.terms:
-            raise InvalidArguments("terms were not negotiated")
-
-    def _leased_stream(self, start: StreamStart, asked: Asked) -> tuple[LeaseStream, FailoverLog]:
-        """Read from a lease: it holds the data, so what the vBucket is now does not matter."""
-        number = start.vbucket
-        lease = self._hub.leases.find(start.options.lease)
-        vbucket = lease.vbuckets.get(number)
-        floor = 0 if vbucket is None else self.registration.floor(vbucket)
-        admitted = admit_to_lease(lease, number, asked, self._hub.settings, floor)
-        form = form_of(self.flags, self._datatypes, self.options)
-        stream = LeaseStream(self.feed, number, start.opaque, admitted, form, lease)
-        end_seqno = lease.held[number].high_seqno
-        self._follow(stream, admitted, end_seqno, floor, reader=lease.reader)
-        return stream, lease.held[number].failover_log
-
-    def _new_stream(
-        self, vbucket: VBucket, opaque: int, asked: Asked, first_generation: bool
-    ) -> Stream:
-        hub = self._hub
-        form = form_of(self.flags, self._datatypes, self.options)
-        if self.is_notifier:
-            noted = admit_notifier(vbucket, asked, hub.settings)
-            return NotifierStream(self.feed, vbucket, opaque, noted, form)
-        if self._connected is not None and self.options.buffer_bytes:
-            self._connected.begin(vbucket.id, asked.request)
-        floor = self.registration.floor(vbucket)
-        try:
-            admitted = admit(
-                vbucket,
-                asked,
-                persisted_seqno=hub.bucket.flusher.durable_seqno(vbucket),
-                settings=hub.settings,
-                floor=floor,
-            )
-        except RollbackRequired:
-            self.registration.refused(vbucket, asked.request.start_seqno)
-            raise
-        if admitted.flags & _TAKEOVER:
-            if hub.bucket.flusher.paused:
-                raise TemporaryFailure("persistence is stopped: nothing is given away")
-            return TakeoverStream(self.feed, vbucket, opaque, admitted, form, self._die)
-        stream = Stream(
-            self.feed, vbucket, opaque, admitted, form, first_generation=first_generation
-        )
-        self._follow(stream, admitted, vbucket.high_seqno, floor)
-        return stream
-
-    def _follow(
-        self,
-        stream: Stream,
-        request: StreamRequest,
-        end_seqno: int,
-        floor: int,
-        *,
-        reader: bytes = b"",
-    ) -> None:
-        """Let a stream and the row that speaks for it, if there is one, know of each other.
-
-        Who reads from a lease reports on another connection; `reader` is its id.
-        """
-        registration, vbucket = self.registration, stream.vbucket
-        if registration.merges:
-            stream.deletions.merges(floor if request.start_seqno else vbucket.purge_seqno)
-        if not registration.accepted(vbucket, request, end_seqno):
-            if not self._hub.bucket.watermarks.is_registered(vbucket, reader):
-                self._hub.serve_unregistered(self)
-        elif not registration.merges:
-            stream.deletions.builds(floor, partial(registration.building, vbucket))
-
-    def _die(self, vbucket: VBucket, on_disk: Waiter) -> None:
-        bucket = self._hub.bucket
-        bucket.set_state(vbucket.id, VBucketState.DEAD)
-        bucket.flusher.when_durable(on_disk)
 
     def _close_stream(self, request: UprRequest) -> Answer:
         stream = self.feed.streams.get(request.vbucket)
