@@ -14,6 +14,7 @@ from uprmc.login.exchange import PlainExchange, exchange_for
 from uprmc.login.mechanisms import SCRAMS, LoginRefused, Mechanism, chosen, listed, mechanism_named
 from uprmc.login.scram import (
     ITERATIONS_MAX,
+    TURN_ITERATIONS,
     BadExchange,
     ClientExchange,
     ServerExchange,
@@ -51,6 +52,12 @@ def test_both_sides_say_what_the_rfcs_say(hash_name: str) -> None:
     assert challenge == b"r=%b%b,s=%b,i=4096" % (mine, its, salt)
     answer = client.answer(challenge)
     assert answer == b"c=biws,r=%b%b,p=%b" % (mine, its, proof)
+    steps = ClientExchange(_PENCIL, hash_name, mine).answer_in_turns(challenge)
+    for _ in range(4096 // TURN_ITERATIONS):
+        next(steps)
+    with pytest.raises(StopIteration) as ended:
+        next(steps)
+    assert ended.value.value == answer
     final = server.final(answer)
     assert final == b"v=" + signature
     client.finish(final)

@@ -23,6 +23,10 @@ Task = Generator[Any, Any, Any]
 Question = RequestFrame | StreamStart
 
 
+class Rest:
+    """What a task yields that has computed for a while, so that others have their turn."""
+
+
 class Ask:
     """Questions, and later their answers, in the same order.
 

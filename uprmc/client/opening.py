@@ -6,13 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from uprmc.client.ask import Ask, Task
+from uprmc.client.ask import Ask, Rest, Task
 from uprmc.client.connection import WANTS_LOGIN
 from uprmc.client.errors import OpenRefused
 from uprmc.connecting import new_nonce
 from uprmc.consume import features
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
-from uprmc.consume.login import login
+from uprmc.consume.login import login_in_turns
 from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.places import parsed
@@ -46,20 +46,27 @@ class Opening:
     credentials: Credentials | None
     tls: bool
 
-    def log_in(self) -> Task:
+    def log_in(self, *, in_turns: bool = False) -> Task:
         """Log in if there are credentials.
+
+        Args:
+            in_turns: others wait for their turn: yield a `Rest` now and then.
 
         Raises:
             OpenRefused: the node does not let this user in.
         """
         if self.credentials is None:
             return
-        steps = login(self.credentials, new_nonce(), safe=self.tls or parsed(self.place).is_local)
+        safe = self.tls or parsed(self.place).is_local
+        steps = login_in_turns(self.credentials, new_nonce(), safe=safe, at_once=not in_turns)
+        answer = None
         try:
-            request = next(steps)
             while True:
-                (answer,) = yield Ask([request])
                 request = steps.send(answer)
+                if request is None:
+                    answer = yield Rest()
+                else:
+                    (answer,) = yield Ask([request])
         except StopIteration:
             return
         except LoginRefused as error:

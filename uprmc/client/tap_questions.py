@@ -49,7 +49,7 @@ def handshake(session: NodeSession, name: bytes, buffer_bytes: int, *, values: b
     Raises:
         OpenRefused: the producer does not want us.
     """
-    yield from session.opening.log_in()
+    yield from session.opening.log_in(in_turns=True)
     asked = features.TAP_UPSTREAM
     hello = asked.hello(b"uprmc tap-adapter/" + __version__.encode())
     _, opened = yield Ask([hello, asked.open(name, 0 if values else OpenFlag.NO_VALUE)])

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from uprmc.client.ask import Ask, Task
+from uprmc.client.ask import Ask, Rest, Task
 from uprmc.client.errors import ClientError, ProducerError
 from uprmc.client.events import Accepted, Event
 from uprmc.client.tap_connection import ProducerSession
@@ -83,6 +83,7 @@ class RemoteUpstream:
         self._lost = lost
         self._wake_wire: Callable[[], None] | None = None
         self._gone = False
+        self._resting: Task | None = None
         self._waiting: list[Callable[[], None]] = []
         self._asked: Questions[tuple[StreamState, Callable[[int, bytes], None]]] = Questions(
             strict=False
@@ -131,6 +132,9 @@ class RemoteUpstream:
         self._session.passer.clear()
         for _, task in self._rows.clear():
             task.close()
+        if self._resting is not None:
+            self._resting.close()
+            self._resting = None
         for each in (self._waiting, self._asked, self._streams):
             each.clear()
 
@@ -160,6 +164,9 @@ class RemoteUpstream:
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """See `ports.Session`."""
+        resting, self._resting = self._resting, None
+        if resting is not None:
+            self._run(resting)
         data = self._session.data_to_send()
         return [data] if data else []
 
@@ -249,6 +256,8 @@ class RemoteUpstream:
             self._rows.expect(Opcode.STAT, ({}, task), opaque)
             frame = RequestFrame(Opcode.STAT, key=asked.group.encode(), opaque=opaque)
             self._session.send(frame)
+        elif isinstance(asked, Rest):
+            self._resting = task
         else:
             self._put(asked, task)
         self._stir()

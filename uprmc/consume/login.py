@@ -4,11 +4,16 @@ steps = login(credentials, nonce, safe=True)
 request = next(steps)
 ...                       # ask the node
 request = steps.send(answer)
+
+A node chooses how much is to be computed, up to a limit that is some turns of a reactor long. There
+`login_in_turns` yields ``None`` now and then instead of a request, and goes on when it is sent any
+value in a later turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import cast
 
 from uprmc.login.credentials import Credentials
 from uprmc.login.exchange import exchange_for
@@ -16,6 +21,9 @@ from uprmc.login.mechanisms import LoginRefused, chosen
 from uprmc.ports import Entropy
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
+
+#: Requests of a login; each is sent the answer. After ``None`` it goes on in another turn.
+Login = Generator[RequestFrame | None, ResponseFrame | None, None]
 
 
 def nonce_of(entropy: Entropy) -> bytes:
@@ -38,8 +46,21 @@ def login(
     Raises:
         LoginRefused: the node does not let the user in, or cannot be trusted; one line.
     """
+    steps = login_in_turns(credentials, nonce, safe=safe, at_once=True)
+    return cast("Generator[RequestFrame, ResponseFrame, None]", steps)
+
+
+def login_in_turns(
+    credentials: Credentials, nonce: bytes, *, safe: bool, at_once: bool = False
+) -> Login:
+    """Do the same, and yield ``None`` where others are to have their turn.
+
+    Args:
+        credentials, nonce, safe: see `login`.
+        at_once: nobody waits for a turn.
+    """
     who = repr(credentials.username)
-    answer = yield RequestFrame(Opcode.SASL_LIST_MECHS)
+    answer = _told((yield RequestFrame(Opcode.SASL_LIST_MECHS)))
     if answer.status in (Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED):
         raise LoginRefused(
             f"does not let {who} in: {answer.reason}; the node knows no logins: leave username out"
@@ -48,10 +69,18 @@ def login(
         raise LoginRefused(f"does not tell how to log in: {answer.reason}")
     mechanism, name = chosen(answer.value, safe=safe)
     exchange = exchange_for(credentials, mechanism, nonce)
-    answer = yield RequestFrame(Opcode.SASL_AUTH, key=name, value=exchange.first())
+    answer = _told((yield RequestFrame(Opcode.SASL_AUTH, key=name, value=exchange.first())))
     if answer.status == Status.AUTH_CONTINUE:
-        proof = exchange.answer(answer.value)
-        answer = yield RequestFrame(Opcode.SASL_STEP, key=name, value=proof)
+        if at_once:
+            proof = exchange.answer(answer.value)
+        else:
+            proof = yield from exchange.answer_in_turns(answer.value)
+        answer = _told((yield RequestFrame(Opcode.SASL_STEP, key=name, value=proof)))
     if answer.status:
         raise LoginRefused(f"does not let {who} in: {answer.reason}")
     exchange.finish(answer.value)
+
+
+def _told(answer: ResponseFrame | None) -> ResponseFrame:
+    assert answer is not None, "a request gets its answer"
+    return answer

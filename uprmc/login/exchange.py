@@ -8,6 +8,7 @@ exchange.finish(value)                  # of the last answer
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import Protocol
 
 from uprmc.login.credentials import Credentials
@@ -23,6 +24,9 @@ class Exchange(Protocol):
 
     def answer(self, challenge: bytes) -> bytes:
         """Return the answer to the node's challenge; raises `BadExchange`."""
+
+    def answer_in_turns(self, challenge: bytes) -> Generator[None, object, bytes]:
+        """Return the same; yield now and then, so that others have their turn."""
 
     def finish(self, message: bytes) -> None:
         """Take what came with success; raises `BadExchange` if the node proved nothing."""
@@ -42,6 +46,11 @@ class PlainExchange:
     def answer(self, challenge: bytes) -> bytes:
         """Refuse: PLAIN has no challenges."""
         raise BadExchange("asks for more than PLAIN has")
+
+    def answer_in_turns(self, challenge: bytes) -> Generator[None, object, bytes]:
+        """Refuse likewise."""
+        yield
+        return self.answer(challenge)
 
     def finish(self, message: bytes) -> None:
         """Accept any text of success."""

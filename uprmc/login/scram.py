@@ -12,7 +12,7 @@ import stringprep
 import unicodedata
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from uprmc.login.credentials import NAME_MAX_BYTES, Credentials
@@ -22,6 +22,9 @@ from uprmc.login.mechanisms import LoginRefused
 ITERATIONS_MAX = 100_000
 ITERATIONS_MIN = 4_096
 ITERATIONS_DEFAULT = 4_096
+
+#: Rounds that are computed in one turn where others wait: about a millisecond.
+TURN_ITERATIONS = 256
 
 #: A message is no longer than this.
 MESSAGE_MAX_BYTES = 4_096
@@ -74,6 +77,26 @@ def prepared(text: str) -> bytes:
 def salted(password: str, salt: bytes, iterations: int, hash_name: str) -> bytes:
     """Return the SaltedPassword. Costs some milliseconds for each 4,096 iterations."""
     return hashlib.pbkdf2_hmac(hash_name, prepared(password), salt, iterations)
+
+
+def salted_in_turns(
+    password: str, salt: bytes, iterations: int, hash_name: str
+) -> Generator[None, object, bytes]:
+    """Return the same; yield after each `TURN_ITERATIONS`, so that others have their turn.
+
+    That is Python's own loop, which takes a few times as long as `hashlib`'s.
+    """
+    keyed = hmac.new(prepared(password), b"", hash_name)
+    block = salt + b"\0\0\0\1"
+    found = 0
+    for number in range(iterations):
+        one = keyed.copy()
+        one.update(block)
+        block = one.digest()
+        found ^= int.from_bytes(block)
+        if number % TURN_ITERATIONS == TURN_ITERATIONS - 1:
+            yield
+    return found.to_bytes(len(block))
 
 
 def verifier_of(password: str, salt: bytes, iterations: int, hash_name: str) -> Verifier:
@@ -175,6 +198,19 @@ class ClientExchange:
 
     def answer(self, challenge: bytes) -> bytes:
         """Return the proof; costs some milliseconds. Raises `BadExchange`."""
+        salt, iterations = self._asked(challenge)
+        key = salted(self._credentials.password, salt, iterations, self._hash_name)
+        return self._proof(challenge, key)
+
+    def answer_in_turns(self, challenge: bytes) -> Generator[None, object, bytes]:
+        """Return the same; yield now and then, so that others have their turn."""
+        salt, iterations = self._asked(challenge)
+        password = self._credentials.password
+        key = yield from salted_in_turns(password, salt, iterations, self._hash_name)
+        return self._proof(challenge, key)
+
+    def _asked(self, challenge: bytes) -> tuple[bytes, int]:
+        """Return the salt and the iterations of a challenge; raises `BadExchange`."""
         nonce, salt, rounds = _fields(challenge, b"r", b"s", b"i")
         if not nonce.startswith(self._nonce) or nonce == self._nonce:
             raise BadExchange("sent a challenge of another exchange")
@@ -184,7 +220,10 @@ class ClientExchange:
                 f"asks for {rounds[:20].decode('latin-1')} iterations, and "
                 f"{ITERATIONS_MIN:,} to {ITERATIONS_MAX:,} are accepted"
             )
-        key = salted(self._credentials.password, _decoded(salt), iterations, self._hash_name)
+        return _decoded(salt), iterations
+
+    def _proof(self, challenge: bytes, key: bytes) -> bytes:
+        nonce, _, _ = _fields(challenge, b"r", b"s", b"i")
         client_key = _hmac(key, b"Client Key", self._hash_name)
         without_proof = b"c=%b,r=%b" % (_NO_BINDING, nonce)
         spoken = self._bare + b"," + challenge + b"," + without_proof

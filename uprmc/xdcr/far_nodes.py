@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from uprmc.consume.login import Login
 from uprmc.ports import Dialled, Session
 from uprmc.xdcr.far_documents import FarDocuments, FarOwner
-from uprmc.xdcr.node_session import Login
 from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.reading import PREFIX
 from uprmc.xdcr.run import Run

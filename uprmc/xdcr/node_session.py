@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from uprmc.config import Settings
@@ -21,12 +21,13 @@ from uprmc.consume.conversation import (
     keep_alive_answer,
     take_frames,
 )
+from uprmc.consume.login import Login
 from uprmc.errors import ProtocolError
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.ports import Clock, Session
 from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.framer import BinaryFramer
-from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame, encode_request
+from uprmc.protocol.header import Frame, ResponseFrame, encode_request
 from uprmc.protocol.opcodes import Feature, Opcode
 
 _AGENT = b"uprmc-xdcr"
@@ -36,10 +37,6 @@ _BUCKET = b"default"
 _ASK_S = 10.0
 
 Answered = Callable[[ResponseFrame], None]
-
-
-#: Requests of a login; each is sent the answer.
-Login = Generator[RequestFrame, ResponseFrame, None]
 
 
 class NodeSession(ABC):
@@ -80,6 +77,7 @@ class NodeSession(ABC):
         self.granted: tuple[int, ...] = ()
         self.wake = wake
         self._login = login
+        self._computing: Callable[[], None] | None = None  # the proof of a login, in turns
         self._framer = BinaryFramer(settings.kv.max_frame_bytes)
         self._questions: Questions[Answered] = Questions(strict=False)
         self._silence = Silence()
@@ -149,13 +147,10 @@ class NodeSession(ABC):
         if self._login is None:
             self._select()
         else:
-            self._log_in(self._login, next(self._login))
+            self._log_in(self._login)
 
-    def _log_in(self, login: Login, request: RequestFrame) -> None:
-        answered = partial(self._stepped, login)
-        self._ask(request.opcode, answered, key=request.key, value=request.value)
-
-    def _stepped(self, login: Login, reply: ResponseFrame) -> None:
+    def _log_in(self, login: Login, reply: ResponseFrame | None = None) -> None:
+        """Take an answer, or compute for a turn."""
         try:
             request = login.send(reply)
         except StopIteration:
@@ -163,7 +158,12 @@ class NodeSession(ABC):
         except LoginRefused as error:
             self._fail(f"it {error}", final=True)
         else:
-            self._log_in(login, request)
+            go_on = partial(self._log_in, login)
+            if request is None:
+                self._computing = go_on
+                self.wake()
+            else:
+                self._ask(request.opcode, go_on, key=request.key, value=request.value)
 
     def _select(self) -> None:
         if Feature.SELECT_BUCKET in self.granted:
@@ -189,6 +189,9 @@ class NodeSession(ABC):
         out: list[bytes] = []
         if self.closing:
             return out
+        computing, self._computing = self._computing, None
+        if computing is not None:
+            computing()
         take_frames(self._frames, out, budget)
         return out
 
@@ -214,6 +217,7 @@ class NodeSession(ABC):
     def connection_lost(self) -> None:
         """See `ports.Session`."""
         self.closing = True
+        self._computing = None
         self._questions.clear()
         self._frames.clear()
         self._lost()

@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from uprmc.consume.login import login, nonce_of
+from uprmc.consume.login import Login, login_in_turns, nonce_of
 from uprmc.consume.placement import NODES_MAX, Claim, chosen
 from uprmc.consume.retry import Backoff
 from uprmc.login.credentials import Credentials
 from uprmc.model import ConflictRule
 from uprmc.places import of_cluster_map, parsed
 from uprmc.ports import Clock, Dialled, Session
-from uprmc.xdcr.node_session import Login
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Target, TargetOwner
 from uprmc.xdcr.world import World
@@ -155,7 +154,7 @@ class Nodes:
             return None
         credentials = Credentials(spec.user, self._world.password(spec.password_file))
         safe = bool(spec.tls_ca) or parsed(place).is_local
-        return login(credentials, nonce_of(self._world.hub.bucket.entropy), safe=safe)
+        return login_in_turns(credentials, nonce_of(self._world.hub.bucket.entropy), safe=safe)
 
     def _make(self, node: Node, login: Login | None, wake: Callable[[], None]) -> Session:
         node.dialling = False

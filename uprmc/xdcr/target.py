@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from uprmc.config import Settings
 from uprmc.consume.cluster_map import ClusterMap, parsed_map
 from uprmc.consume.history import read_log
+from uprmc.consume.login import Login
 from uprmc.errors import InvalidArguments
 from uprmc.model import FailoverLog, Origin, VBucketState
 from uprmc.ports import Clock
@@ -36,7 +37,7 @@ from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.origins import ORIGIN_META_BYTES, encode_origin
 from uprmc.protocol.upr import decode_term
 from uprmc.xdcr.frames import Meta, read_meta
-from uprmc.xdcr.node_session import Answered, Login, NodeSession
+from uprmc.xdcr.node_session import Answered, NodeSession
 from uprmc.xdcr.received import Told, told_of
 from uprmc.xdcr.windows import LATER, Item, Window, Windows
 

@@ -13,9 +13,8 @@ from collections.abc import Callable
 from functools import partial
 
 from uprmc.consume import features
-from uprmc.consume.login import login, nonce_of
+from uprmc.consume.login import Login, login_in_turns, nonce_of
 from uprmc.errors import CommandError, ProtocolError, RemoteProtocolError
-from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.places import parsed
 from uprmc.ports import Session
@@ -72,29 +71,31 @@ class LinkSession(Receiver):
         self._wanted = HEADER_BYTES
         self._max_body_bytes = hub.bucket.settings.kv.max_frame_bytes - HEADER_BYTES
         self._now = 0.0
+        self._computing: Callable[[], None] | None = None  # the proof of a login, in turns
         if hub.credentials is None:
             self._greet()
         else:
-            self._log_in(hub.credentials, place)
+            safe = bool(hub.settings.dial_ca) or parsed(place).is_local
+            nonce = nonce_of(hub.bucket.entropy)
+            self._log_in(login_in_turns(hub.credentials, nonce, safe=safe))
 
     # --- the handshake --------------------------------------------------------------------------
 
-    def _log_in(self, credentials: Credentials, place: str) -> None:
-        safe = bool(self.hub.settings.dial_ca) or parsed(place).is_local
-        steps = login(credentials, nonce_of(self.hub.bucket.entropy), safe=safe)
-
-        def ask(request: RequestFrame) -> None:
-            self.ask(request.opcode, answered, key=request.key, value=request.value)
-
-        def answered(reply: ResponseFrame) -> None:
-            try:
-                ask(steps.send(reply))
-            except StopIteration:
-                self._greet()
-            except LoginRefused as error:
-                raise RemoteProtocolError(f"it {error}") from None
-
-        ask(next(steps))
+    def _log_in(self, steps: Login, reply: ResponseFrame | None = None) -> None:
+        """Take an answer, or compute for a turn."""
+        try:
+            request = steps.send(reply)
+        except StopIteration:
+            self._greet()
+        except LoginRefused as error:
+            raise RemoteProtocolError(f"it {error}") from None
+        else:
+            go_on = partial(self._log_in, steps)
+            if request is None:
+                self._computing = go_on
+                self._wake()
+            else:
+                self.ask(request.opcode, go_on, key=request.key, value=request.value)
 
     def _greet(self) -> None:
         settings = self.hub.settings
@@ -146,6 +147,12 @@ class LinkSession(Receiver):
     def data_to_send(self, budget: int) -> list[bytes]:
         """See `ports.Session`."""
         pieces: list[bytes] = []
+        computing, self._computing = self._computing, None
+        if computing is not None and not self.closing:
+            try:
+                computing()
+            except ProtocolError as error:
+                self._fail(str(error))
         self.fill(pieces, budget)
         return pieces
 
@@ -172,6 +179,7 @@ class LinkSession(Receiver):
     def connection_lost(self) -> None:
         """See `ports.Session`."""
         self.closing, self.open = True, False
+        self._computing = None
         self._chunks, self._held = [], 0
         self.close()
 
