@@ -24,7 +24,7 @@ SERVE_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help serve spark spark-zip docs wheel deb man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-index bench-growth bench-packages changelog system-packages clean
+.PHONY: help serve spark spark-zip docs wheel deb man test test-fast bench bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-index bench-growth bench-page bench-packages changelog system-packages clean
 
 help: ## show what there is
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' $(MAKEFILE_LIST) | \
@@ -103,7 +103,7 @@ test: system-packages $(VENV)/tox-installed ## run every test and check
 test-fast: $(VENV)/tox-installed ## run the checks and the tests that take no time
 	$(BIN)/python -m tox run -e $(TOX_TESTS) -- $(FAST_ARGS)
 
-bench: bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-index bench-growth ## run all benchmarks
+bench: bench-kv bench-memory bench-quota bench-flush bench-purge bench-warmup bench-queue bench-lateness bench-upr bench-replica bench-tap bench-spark bench-xdcr bench-index bench-growth bench-page ## run all benchmarks
 
 bench-kv: $(VENV)/installed ## key-value operations against memcached
 	$(BIN)/python -m bench.kv $(BENCH_ARGS)
@@ -130,6 +130,9 @@ bench-queue: $(VENV)/installed ## the write queue and its views against plain st
 
 bench-lateness: $(VENV)/installed ## how late the reactor is while it flushes
 	$(BIN)/python -m bench.lateness $(BENCH_ARGS)
+
+bench-page: $(VENV)/installed ## what open pages cost the node
+	$(BIN)/python -m bench.page $(BENCH_ARGS)
 
 bench-packages:
 	@tools/system_packages.sh bench

@@ -11,13 +11,18 @@ from __future__ import annotations
 import gc
 import resource
 import socket
+import struct
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from bench import common
 from bench.common import BenchError
+from interop.server_process import Address
+from interop.upr_wire import STREAM_REQUEST, UprWire
+from interop.wire import frame
 from uprmc.connecting import connected
 from uprmc.places import parsed
 
@@ -25,6 +30,9 @@ from uprmc.places import parsed
 EVENTS = (
     "stats sizes",
     "stats, all groups",
+    "metadump all",
+    "mgdump all",
+    "10 scrapes, 51,200 streams",
     "9,000 connect",
     "9,000 connections",
     "9,000 hang up",
@@ -37,6 +45,7 @@ EVENTS = (
 
 _CLIENTS = 9_000
 _DUE_ITEMS = 300_000
+_CONSUMERS, _SCRAPES = 50, 10
 _SETTLE_S = 0.3
 _CONNECTIONS_S = 3.0
 _GROUPS = (
@@ -68,13 +77,18 @@ class Turns:
         self._first, self._last = reactor.runUntilCurrent, reactor.doIteration
         reactor.runUntilCurrent, reactor.doIteration = self._begin, self._end
         self._began = time.thread_time()
-        self._longest_s = 0.0
+        self._longest_s = self._used_at = 0.0
 
     def start(self) -> None:
-        self._began, self._longest_s = time.thread_time(), 0.0
+        self._began = self._used_at = time.thread_time()
+        self._longest_s = 0.0
 
     def longest_ms(self) -> float:
         return self._longest_s * 1e3
+
+    def used_ms(self) -> float:
+        """Return what the reactor's thread has used since `start`."""
+        return (time.thread_time() - self._used_at) * 1e3
 
     def _begin(self) -> None:
         self._began = time.thread_time()
@@ -107,6 +121,9 @@ class Events:
         address = self._node.addresses()["memcached"]
         for name, groups in (("stats sizes", ("sizes",)), ("stats, all groups", _GROUPS)):
             yield from self._during(name, deferToThread, _ask_all, address, groups)
+        for word in ("metadump", "mgdump"):
+            yield from self._during(f"{word} all", deferToThread, _dump, address, word.encode())
+        yield from self._scrapes()
         yield from self._connections(address)
         yield self._node.stop()
         yield from self._during("warm-up", self._warm_node)
@@ -136,6 +153,19 @@ class Events:
         yield from self._during("9,000 connections", self._pause, _CONNECTIONS_S)
         yield from self._during("9,000 hang up", hang_up)
 
+    def _scrapes(self) -> Generator[Any, Any, None]:
+        from twisted.internet.threads import deferToThread
+
+        vbuckets = self._node.bucket.vbuckets.values()
+        starts = b"".join(_start_of(one) for one in vbuckets)
+        consumers: list[UprWire] = []
+        address = Address.parse(self._node.addresses()["upr"])
+        yield deferToThread(_follow, address, starts, len(vbuckets), consumers)
+        name = f"{_SCRAPES} scrapes, {_CONSUMERS * len(vbuckets):,} streams"
+        yield from self._during(name, deferToThread, _scrape, self._node.addresses()["http"])
+        for consumer in consumers:
+            consumer.close()
+
     def _warm_node(self) -> Any:
         from twisted.internet.defer import inlineCallbacks
 
@@ -148,9 +178,8 @@ class Events:
         from uprmc.config import build
         from uprmc.server.node import Node
 
-        listeners = {f"server.{name}": "127.0.0.1:0" for name in ("memcached", "upr")}
+        listeners = {f"server.{name}": "127.0.0.1:0" for name in ("memcached", "upr", "http")}
         quiet = {
-            "server.http": "off",
             "server.views": "off",
             "log.level": "warn",
             "memory.quota": 4 << 30,
@@ -230,6 +259,7 @@ class Events:
         found = timer.figures()
         self._figures |= {
             f"{name}: turn_ms": self._turns.longest_ms(),
+            f"{name}: cpu_ms": self._turns.used_ms(),
             f"{name}: p99_ms": found["p99_ms"],
             f"{name}: max_ms": found["max_ms"],
             f"{name}: s": elapsed_s,
@@ -261,6 +291,39 @@ def _ask_all(address: str, groups: tuple[str, ...]) -> None:
             answer = b""
             while not answer.endswith(b"END\r\n"):
                 answer = answer[-10:] + wire.recv(1 << 16)
+
+
+def _dump(address: str, word: bytes) -> None:
+    """List all keys; `lru_crawler` ends a list with END or EN."""
+    with _dial(address) as wire:
+        wire.sendall(b"lru_crawler %b all\r\n" % word)
+        end = b""
+        while not end.endswith((b"\nEND\r\n", b"\nEN\r\n")):
+            end = end[-10:] + wire.recv(1 << 20)
+
+
+def _start_of(vbucket: Any) -> bytes:
+    """Return a request for what is new in a vBucket."""
+    seqno, uuid = vbucket.high_seqno, vbucket.failover_log[0].uuid
+    numbers = (0, 0, seqno, 2**64 - 1, uuid, seqno, seqno)
+    return frame(STREAM_REQUEST, extras=struct.pack(">IIQQQQQ", *numbers), vbucket=vbucket.id)
+
+
+def _follow(address: Address, starts: bytes, count: int, consumers: list[UprWire]) -> None:
+    for number in range(_CONSUMERS):
+        consumer = UprWire(address, 60)
+        consumers.append(consumer)
+        consumer.open(b"scraped-%d" % number)
+        consumer.send(starts)
+        for _ in range(count):
+            if consumer.frame().number:
+                raise BenchError("a stream was refused")
+
+
+def _scrape(address: str) -> None:
+    for _ in range(_SCRAPES):
+        with urlopen(f"http://{address}/metrics", timeout=60) as answer:
+            answer.read()
 
 
 def _flush_all(address: str) -> None:

@@ -81,7 +81,7 @@ class Browser:
         """Send a command and return its result."""
         self._number += 1
         command: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if self._session is not None:
+        if self._session is not None and not method.startswith("Target."):
             command["sessionId"] = self._session
         os.write(self._to, json.dumps(command).encode() + b"\0")
         while True:
@@ -113,6 +113,11 @@ class Browser:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.ask("Emulation.setEmulatedMedia", features=[scheme])
         self.ask("Page.navigate", url=address)
+
+    def open_beside(self, address: str) -> None:
+        """Open a page as somebody else would: with a browser's connections of its own."""
+        context = self.ask("Target.createBrowserContext")["browserContextId"]
+        self.ask("Target.createTarget", url=address, browserContextId=context)
 
     def value(self, script: str) -> Any:
         """Return what JavaScript gives on the page."""

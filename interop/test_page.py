@@ -20,6 +20,8 @@ _TEXT = "document.body.textContent"
 _SETS = "document.querySelector('#panel-operations tr:nth-child(3) td:nth-child(2)').textContent"
 _SUMMARY = "document.getElementById('summary').textContent"
 _STREAMS = "document.getElementById('panel-streams').textContent"
+_SEEN = """Object.defineProperty(document, "hidden", {value: %s, configurable: true});
+document.dispatchEvent(new Event("visibilitychange"));"""
 _VBUCKET = "document.getElementById('vbucket').textContent"
 
 
@@ -60,6 +62,9 @@ def test_the_page_follows_a_node_and_says_when_it_is_lost(browser: Browser, tmp_
                 "document.getElementById('vbucket').textContent.includes('high seqno')"
             )
             assert browser.value("document.getElementById('contact').dataset.state") == "live"
+            for hidden, state in (("true", "waiting"), ("false", "live")):
+                browser.value(_SEEN % hidden)
+                browser.wait_for(f"document.getElementById('contact').dataset.state === '{state}'")
             consumer.stop()
         server.kill()
         browser.wait_for("document.getElementById('contact').dataset.state === 'lost'")

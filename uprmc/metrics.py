@@ -49,15 +49,20 @@ class Metric:
     samples: Sequence[tuple[Mapping[str, str], float]]
 
 
+Metrics = Callable[[], Iterable[Metric | None]]
+
+_NOT_YET = Family("not_yet", "", "unknown")
+
+
 class _Collector:
     """Reads the metrics at every scrape; nothing is kept in between."""
 
-    def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterator[Family]:
         for metric in self._metrics():
-            yield _family(metric)
+            yield _NOT_YET if metric is None else _family(metric)
 
 
 def _family(metric: Metric) -> Family:
@@ -82,9 +87,13 @@ def _add_class(family: Family, name: str, labels: dict[str, str], value: float) 
 
 
 class Exposition:
-    """The page for one node, with the process's own CPU, memory and file counts added."""
+    """The page for one node, with the process's own CPU, memory and file counts added.
 
-    def __init__(self, metrics: Callable[[], Iterable[Metric]]) -> None:
+    Args:
+        metrics: yields ``None`` where the next one takes long: others have their turn then.
+    """
+
+    def __init__(self, metrics: Metrics) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(_Collector(metrics))
         ProcessCollector(registry=self._registry)
@@ -106,6 +115,9 @@ class Exposition:
         encode, content_type = choose_encoder(accept)
         pieces: list[bytes] = []
         for family in self._registry.collect():
+            if family is _NOT_YET:
+                yield
+                continue
             pieces.append(encode(cast(CollectorRegistry, _One(family))).removesuffix(_END))
             yield
         if content_type.startswith(_OPENMETRICS):

@@ -104,7 +104,7 @@ class NodeView(Protocol):
             StreamNotFound: there is none, in the first step.
         """
 
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[Metric | None]:
         """Return every number of ``/metrics``."""
 
 

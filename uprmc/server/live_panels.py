@@ -48,8 +48,9 @@ def node(node: ObservedNode) -> dict[str, object]:
     }
 
 
-def operations(node: ObservedNode) -> dict[str, int]:
+def operations(node: ObservedNode) -> Steps:
     """Return counters; the page makes rates of them."""
+    streamed = yield from stat_upr.items_sent_in_steps(node.upr)
     stats = node.bucket.stats
     return {
         "gets": stats.cmd_get,
@@ -60,7 +61,7 @@ def operations(node: ObservedNode) -> dict[str, int]:
         "touches": stats.cmd_touch,
         "versions": stats.ops_set_meta + stats.ops_del_meta,
         "disk_reads": stats.bg_fetched,
-        "streamed": stat_upr.items_sent(node.upr),
+        "streamed": streamed,
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -11,7 +11,7 @@ from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.timings import Histogram
 from uprmc.engine.tombstone_count import Amount
-from uprmc.server import stat_node, stat_replication, stat_tap, stat_watermarks
+from uprmc.server import stat_node, stat_replication, stat_tap, stat_upr, stat_watermarks
 from uprmc.server.audit import Audit
 from uprmc.server.connections import Connections
 from uprmc.server.consumer_lag import ConsumerLag, largest
@@ -58,6 +58,11 @@ class Scrape:
         self.links = list(node.links.by_name.values())
         self.index = node.index
         self.uptime_s = node.uptime_s()
+        self.items_sent = 0
+
+    def steps(self) -> Generator[None, None, None]:
+        """Work out what takes long."""
+        self.items_sent = yield from stat_upr.items_sent_in_steps(self.upr)
 
     @cached_property
     def replicated(self) -> stat_replication.Totals:

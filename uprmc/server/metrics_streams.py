@@ -22,7 +22,7 @@ STREAMS = (
     counter(
         "upr_items_sent_total",
         "Changes sent on streams.",
-        lambda s: stat_upr.items_sent(s.upr),
+        lambda s: s.items_sent,
     ),
     counter("upr_sent_bytes_total", "Bytes sent on streams.", lambda s: stat_upr.bytes_sent(s.upr)),
     stat(

@@ -31,9 +31,10 @@ METRICS = (
 )
 
 
-def metrics(node: ObservedNode) -> Iterator[Metric]:
-    """Read every metric of a node."""
+def metrics(node: ObservedNode) -> Iterator[Metric | None]:
+    """Read every metric of a node; ``None`` = the next one is not worked out yet."""
     scrape = Scrape(node)
+    yield from scrape.steps()
     for info in METRICS:
         yield Metric(info.name, info.kind, info.help, list(_samples(info, scrape)))
 

@@ -5,7 +5,7 @@ Source: UPR reference 6.1; rows D36, D39.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
@@ -116,6 +116,15 @@ def stream_count(hub: Hub) -> int:
 def items_sent(hub: Hub) -> int:
     """Return how many items streams have sent since the start."""
     return hub.items_sent + sum(producer.feed.all_items_sent for producer in _producers(hub))
+
+
+def items_sent_in_steps(hub: Hub) -> Generator[None, None, int]:
+    """Return the same, a connection at each step: there may be tens of thousands of streams."""
+    total, producers = hub.items_sent, _producers(hub)
+    for producer in producers:
+        total += producer.feed.all_items_sent  # also of one that is closed meanwhile
+        yield
+    return total
 
 
 def bytes_sent(hub: Hub) -> int:

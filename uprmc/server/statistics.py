@@ -163,7 +163,7 @@ class Statistics:
         """Return the steps of what ``/consumer.json`` shows of a consumer."""
         return consumer_streams.streams_of(self._node.upr, name)
 
-    def metrics(self) -> Iterable[Metric]:
+    def metrics(self) -> Iterable[Metric | None]:
         """Return every number of ``/metrics``."""
         return stat_metrics.metrics(self._node)
 

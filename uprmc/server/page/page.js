@@ -51,16 +51,37 @@ function contact(state, text) {
   place.textContent = text;
 }
 
-const source = new EventSource("live");
-source.onmessage = (event) => {
-  lostAt = null;
-  contact("live", "live");
-  take(JSON.parse(event.data));
-};
-source.onerror = () => {
+// A browser opens six connections to one address, for all its tabs together. So a tab that nobody
+// sees gives its own up, and costs the node nothing.
+let source = null;
+
+function listen() {
+  source = new EventSource("live");
+  source.onmessage = (event) => {
+    lostAt = null;
+    contact("live", "live");
+    take(JSON.parse(event.data));
+  };
+  source.onerror = () => {
+    lastAt = 0;
+    lostAt ??= new Date();
+    summarize();
+    contact("lost", source.readyState === EventSource.CLOSED
+      ? "the node refuses this page: load it again" : "connection lost, trying again");
+  };
+}
+
+function rest() {
+  source?.close();
+  source = null;
   lastAt = 0;
-  lostAt ??= new Date();
-  summarize();
-  contact("lost", source.readyState === EventSource.CLOSED
-    ? "the node refuses this page: load it again" : "connection lost, trying again");
-};
+  contact("waiting", "waits until it is seen");
+}
+
+function look() {
+  if (document.hidden) rest();
+  else if (!source) listen();
+}
+
+document.addEventListener("visibilitychange", look);
+look();

@@ -12,7 +12,8 @@ function rates(name, counters, seconds) {
   before[name] = { ...counters };
   return Object.entries(counters).map(([key, value]) => {
     const rate = seconds > 0 ? Math.max(0, value - (last[key] ?? 0)) / seconds : 0;
-    return [key.replaceAll("_", " "), value, rate, spark(remember(`${name}.${key}`, rate))];
+    const history = seconds > 0 ? remember(`${name}.${key}`, rate) : histories.get(`${name}.${key}`) ?? [];
+    return [key.replaceAll("_", " "), value, rate, spark(history)];
   });
 }
 
@@ -175,7 +176,7 @@ function streamsOf() {
 
 async function askStreams() {
   const name = opened;
-  if (name === null) return;
+  if (name === null || document.hidden) return;
   let found;
   try {
     const answer = await fetch(`consumer.json?name=${encodeURIComponent(name)}`);
