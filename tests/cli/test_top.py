@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from tests.cli.here import runner
 from tests.codec.frames import Frame
 from tests.codec.node import ScriptedNode
 from uprmc.cli.top_sample import Reading, sample
-from uprmc.cli.top_screen import line
+from uprmc.cli.top_screen import line, screen
 
 
 class _Silent(ScriptedNode):
@@ -50,6 +52,17 @@ def test_a_node_that_says_nothing_is_given_up(
         ended = runner(capsys)(verb, "--node", node.place, "--timeout", "0.1")
     assert ended.code == 1
     assert ended.line() == f"the node at {node.place} says nothing for 0.1 s"
+
+
+def test_a_narrow_terminal_cuts_names_and_no_numbers() -> None:
+    names = ("name", "kind", "streams", "items", "bytes", "seconds")
+    values = ("uprmc-replica:0d2c1c1f6438:1", "replica", "1024", "93312", "8083333", "5.879")
+    consumers = {f"0:{name}": value for name, value in zip(names, values, strict=True)}
+    found = sample(None, Reading(10.0, {"pid": "1"}, {"consumers": consumers}))
+    console = Console(width=50, file=StringIO())
+    console.print(screen("here", found, ""))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "replica  1,024    93,312  8,083,333  5.879" in shown
 
 
 def test_samples_do_not_come_without_a_pause(capsys: pytest.CaptureFixture[str]) -> None:

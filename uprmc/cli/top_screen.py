@@ -20,6 +20,10 @@ _TABLES = {
 }
 
 
+#: Columns that give way on a narrow terminal; a number that is cut would be another one.
+_TEXTS = ("name", "to", "error")
+
+
 def line(found: dict[str, Any]) -> str:
     """Return a sample as one line."""
     some = found["per_s"]
@@ -84,7 +88,8 @@ def _rows(name: str, rows: list[dict[str, Any]]) -> Table:
     columns = _TABLES[name]
     table = Table(title=name, title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        table.add_column("" if column == "name" else column.replace("_", " "))
+        head = "" if column == "name" else column.replace("_", " ")
+        table.add_column(head, no_wrap=column not in _TEXTS, overflow="ellipsis")
     for row in rows[:_ROWS]:
         table.add_row(*(Text(_cell(row.get(column, ""))) for column in columns))
     if len(rows) > _ROWS:
