@@ -98,7 +98,7 @@ system-packages: ## install what the interop tests need from the system, if that
 	@tools/system_packages.sh
 
 test: system-packages $(VENV)/tox-installed ## run every test and check
-	$(BIN)/python -m tox run -e $(TOX_ENVS)
+	$(BIN)/python -m tox run-parallel --parallel-live -e $(TOX_ENVS)
 
 test-fast: $(VENV)/tox-installed ## run the checks and the tests that take no time
 	$(BIN)/python -m tox run -e $(TOX_TESTS) -- $(FAST_ARGS)

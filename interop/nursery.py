@@ -31,15 +31,21 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 _MODULES = (
+    "uprmc.cli.index_process",
+    "uprmc.cli.index_serve",
     "uprmc.cli.main",
     "uprmc.cli.serve",
     "uprmc.cli.observe",
     "uprmc.cli.replicate",
     "uprmc.cli.tail",
     "uprmc.cli.tap_adapter",
+    "uprmc.cli.tap_process",
     "uprmc.cli.progress",
     "uprmc.cli.signals",
+    "uprmc.cli.stats",
+    "uprmc.server.allocator",
     "uprmc.server.node",
+    "uprmc.server.service_manager",
     "uprmc.server.log",
     "uprmc.server.reactor",
     "uprmc.client.kv",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from interop import views
+from interop.nursery import popen
 from interop.server_process import ANY_PORT, Address, ServerProcess
 from interop.views import Answer
 from interop.waiting import wait_until
@@ -121,9 +122,7 @@ class IndexServer:
             words += ["--set", f"{name}={value}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("UPRMC_")}
         self.log = data.with_suffix(".log").open("ab")
-        self._process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=self.log, env=environment
-        )
+        self._process = popen(words, stdout=subprocess.PIPE, stderr=self.log, env=environment)
         assert self._process.stdout is not None
         line = self._process.stdout.readline().decode()
         assert line.startswith("uprmc index ready views="), data.with_suffix(".log").read_text()
