@@ -14,9 +14,10 @@ from ipaddress import IPv6Address
 
 from uprmc.login.scram import prepared
 
-#: The first failure waits for this long, each further one twice as long, up to the limit.
+#: The first failure waits for this long, each further one twice as long, up to the limit, which is
+#: below the 3 s for which clients in use wait for an answer.
 DELAY_S = 0.1
-DELAY_MAX_S = 3.0
+DELAY_MAX_S = 2.0
 
 #: More failures make no difference, so that they are forgiven in some minutes.
 _COUNT_MAX = 6
