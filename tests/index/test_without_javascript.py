@@ -73,7 +73,7 @@ def test_designs_with_javascript_say_what_is_missing_and_others_work(
                 )
                 assert server.stop() == 0
             log = data.with_suffix(".log").read_text()
-            assert log.count("cannot be opened") == 2
+            assert log.count("event.design_unusable") == 2
             assert "Traceback" not in log
         with index_server(data, node.upr) as server:
             assert len(server.views.query("maps/by_city", stale="false").body["rows"]) == 50

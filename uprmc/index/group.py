@@ -104,10 +104,10 @@ class Group:
 
     def _too_late(self, what: str) -> Refused:
         """Return the refusal of a request that has waited for long enough."""
-        if self.following.fault:
-            fault = self.following.fault
+        fault = self.following.fault.text
+        if fault:
             return Refused(503, "unavailable", f"there was no time {what}: {fault}")
-        why = self._source.error or self.following.failure
+        why = self._source.error or self.following.streams.failure
         if why:
             return Refused(503, "source_away", f"timed out waiting for {what}: {why}")
         return timed_out(f"timed out waiting for {what}")
@@ -252,7 +252,11 @@ class Group:
         """``building``, or ``ready`` once it has everything that was there when it was begun."""
         store = self.following.store
         is_ready = store is not None and not store.view.building
-        return "ready" if is_ready and (self.following.ready or self._was_built()) else "building"
+        return (
+            "ready"
+            if is_ready and (self.following.streams.ready or self._was_built())
+            else "building"
+        )
 
     def _was_built(self) -> bool:
         store = self.following.store
@@ -277,16 +281,16 @@ class Group:
 
     def info(self) -> dict[str, Any]:
         """Return what ``_info`` shows; any thread may call it."""
-        store = self.following.store
+        store, streams = self.following.store, self.following.streams
         found: dict[str, Any] = {
             "name": self.design.name,
             "signature": self.design.signature,
             "state": self.state,
             "progress": self.progress(),
             "waiting": self.waiting,
-            "error": self.following.fault or self.following.failure or self._source.error,
-            "faults": self.following.faults,
-            "runs": self.following.runs,
+            "error": self.following.fault.text or streams.failure or self._source.error,
+            "faults": self.following.fault.count,
+            "runs": streams.runs,
             "freshness_runs": self._freshness.runs,
         }
         return found if store is None else found | self._info(store)

@@ -290,7 +290,7 @@ class Service:
 
     async def _swap_when_ready(self, slot: _Slot, group: Group) -> None:
         following = group.following
-        while not self._stopping and slot.new is group and not following.ready:
+        while not self._stopping and slot.new is group and not following.streams.ready:
             await following.progress.wait(self._reactor, self._settings.poll_s)
         await self._alone(lambda: self._swap(slot, group))
 

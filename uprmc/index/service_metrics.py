@@ -58,13 +58,13 @@ _OF_GROUPS: tuple[tuple[str, _Kind, str, Callable[[Group], float]], ...] = (
         "index_faults_total",
         "counter",
         "How often an index had to be opened again: a full disk, a damaged file.",
-        lambda group: group.following.faults,
+        lambda group: group.following.fault.count,
     ),
     (
         "index_faulty",
         "gauge",
         "1 while an index cannot be written, 0 otherwise.",
-        lambda group: float(bool(group.following.fault)),
+        lambda group: float(bool(group.following.fault.text)),
     ),
 )
 

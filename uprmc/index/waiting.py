@@ -40,6 +40,15 @@ class Signal:
             waiting.callback(None)
 
 
+async def pause(
+    reactor: Any, signal: Signal, pause_s: float, is_over: Callable[[], object]
+) -> None:
+    """Return after this time, or when a change has come after which it is over."""
+    until = time.monotonic() + pause_s
+    while not is_over() and (left_s := until - time.monotonic()) > 0:
+        await signal.wait(reactor, left_s)
+
+
 class Deadline:
     """A time on the monotonic clock."""
 
