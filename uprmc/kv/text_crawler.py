@@ -39,8 +39,8 @@ from uprmc.record import unpack
 #: its connection lasts, and nobody should wait for that.
 DUMPS_MOST = 64
 
-#: Documents listed before others have their turn: about two milliseconds.
-_LISTED_AT_ONCE = 500
+#: Documents listed before others have their turn: below a millisecond.
+_LISTED_AT_ONCE = 250
 
 _needs_base64 = re.compile(rb"[\x00-\x20\x7f]").search
 
