@@ -123,6 +123,7 @@ ee 0 any 0
 ef 12 0 any
 f4 8 0 0
 f5 0 0 0
+fe 0 0 1+
 """
 
 ROWS = [line.split() for line in SHAPES.split("\n") if line]

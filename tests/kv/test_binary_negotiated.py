@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from tests.kv.binary_peer import Peer, answer, counter, error, frame, get_hit, store, u32, u64
 from tests.kv.harness import NOON, Rig
 from uprmc.engine.failover_log import branched
+from uprmc.protocol.opcodes import Status
 
 GET, SET, ADD, REPLACE, DELETE, INCR, NOOP, GETK = 0, 1, 2, 3, 4, 5, 0x0A, 0x0C
 APPEND, SETQ, HELLO, TOUCH, GAT = 0x0E, 0x11, 0x1F, 0x1C, 0x1D
 OBSERVE_SEQNO, OBSERVE, GETL, UNLOCK = 0x91, 0x92, 0x94, 0x95
-SET_WITH_META, SETQ_WITH_META = 0xA2, 0xA3
+SET_WITH_META, SETQ_WITH_META, ERROR_MAP = 0xA2, 0xA3, 0xFE
 
 NODELAY, SEQNOS, XERROR, JSON = 0x03, 0x04, 0x07, 0x0B
 ALL_ONES = 2**64 - 1
@@ -48,6 +50,32 @@ def test_hello_grants_what_we_have_in_the_order_asked_and_once(peer: Peer) -> No
     assert peer.say(hello(*asked)) == granted(3, 7, 8, 0x0B, 4, 1)
     assert peer.say(hello()) == granted()
     assert peer.say(hello(XERROR, agent=b"")) == granted(XERROR)
+
+
+@pytest.mark.parametrize(("newest", "version"), [(1, 1), (2, 2), (0xFFFF, 2)])
+def test_the_error_map_tells_of_every_status_what_sdks_must_find(
+    peer: Peer, newest: int, version: int
+) -> None:
+    peer.say(hello(XERROR, JSON))
+    said = peer.say(frame(ERROR_MAP, value=newest.to_bytes(2)))
+    assert said[5] == 1  # the datatype is JSON
+    found = json.loads(said[24:])
+    assert (found["version"], found["revision"]) == (version, 1)
+    wanted = {f"{status:x}" for status in Status} - {"0"}
+    assert found["errors"].keys() == wanted
+    for each in found["errors"].values():
+        assert each["name"]
+        assert each["desc"]
+        assert all(isinstance(attribute, str) for attribute in each["attrs"])
+    assert "retry-later" in found["errors"]["86"]["attrs"]
+    assert "fetch-config" in found["errors"]["7"]["attrs"]
+
+
+@pytest.mark.parametrize("value", [b"\0\0", b"\2", b"\0\2\0"])
+def test_a_version_of_the_error_map_that_is_none_is_refused(peer: Peer, value: bytes) -> None:
+    assert peer.say(frame(ERROR_MAP, value=value), frame(NOOP)) == error(ERROR_MAP, 4) + answer(
+        NOOP
+    )
 
 
 def test_a_hello_of_an_odd_length_is_refused_and_the_conversation_goes_on(peer: Peer) -> None:

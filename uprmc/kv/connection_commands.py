@@ -7,11 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from uprmc.errors import InvalidArguments
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.kv.door import require, require_statistics
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.login.users import Role
-from uprmc.protocol.binary import VERBOSITY_EXTRAS, decode_hello, encode_hello
+from uprmc.protocol.binary import (
+    ERROR_MAP_VERSION,
+    VERBOSITY_EXTRAS,
+    decode_hello,
+    encode_hello,
+)
+from uprmc.protocol.error_map import error_map
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import DataType, Feature, Opcode, Status
 
@@ -74,6 +81,16 @@ def hello(session: BinaryConversation, request: Request) -> None:
     session.reply(request, value=encode_hello(granted))
 
 
+def get_error_map(session: BinaryConversation, request: Request) -> None:
+    """Tell what each status means for a program."""
+    if len(request.value) != ERROR_MAP_VERSION.size:
+        raise InvalidArguments
+    (newest,) = ERROR_MAP_VERSION.unpack(request.value)
+    if not newest:
+        raise InvalidArguments
+    session.reply(request, value=error_map(newest), datatype=DataType.JSON)
+
+
 def stat(session: BinaryConversation, request: Request) -> None:
     """Answer one packet for each statistic of a group, then an empty one."""
     words = " ".join(request.key.decode("latin-1").split())
@@ -114,5 +131,6 @@ CONNECTION_COMMANDS: dict[int, Handler] = {
     Opcode.QUIT: quit_,
     Opcode.VERBOSITY: verbosity,
     Opcode.HELLO: hello,
+    Opcode.GET_ERROR_MAP: get_error_map,
     Opcode.STAT: stat,
 }

@@ -19,12 +19,9 @@ OPEN_OPCODES = frozenset(
     {
         *(Opcode.HELLO, Opcode.VERSION, Opcode.NOOP, Opcode.QUIT, Opcode.QUITQ),
         *(Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP),
+        Opcode.GET_ERROR_MAP,  # clients of Couchbase send it together with their login
     }
 )
-
-#: GET_ERROR_MAP, which clients of Couchbase send together with their login: it is not known here,
-#: and they are told so as without users.
-_ERROR_MAP = 0xFE
 
 #: What every user may do: find the right node, and learn how far histories have come.
 _USERS = frozenset(
@@ -130,7 +127,7 @@ def role_of(opcode: int) -> frozenset[Role] | None:
 def denied_opcodes(roles: frozenset[Role] | None) -> frozenset[int]:
     """Return what a user with these roles may not use; ``None`` = nobody has logged in."""
     if roles is None:
-        return _ALL - OPEN_OPCODES - {_ERROR_MAP}
+        return _ALL - OPEN_OPCODES
     allowed = _USERS | OPEN_OPCODES
     for role in roles:
         allowed |= _OPCODES_OF[role]

@@ -119,6 +119,9 @@ OBSERVED_STATE = derive(Layout("state" / Int8ub, "cas" / Int64ub))
 #: Value of HELLO and of its reply: feature numbers.
 HELLO_FEATURE = derive(Layout("feature" / Int16ub))
 
+#: Value of GET_ERROR_MAP: the newest version of the format that the client can read.
+ERROR_MAP_VERSION = derive(Layout("version" / Int16ub))
+
 
 class ObservedKey(NamedTuple):
     """A key whose state a client asks for."""

@@ -158,6 +158,7 @@ class Opcode(IntEnum):
 
     SET_SESSION_TOKEN = 0xF4
     GET_SESSION_TOKEN = 0xF5
+    GET_ERROR_MAP = 0xFE
 
 
 #: Quiet opcode -> the opcode that does the same and always answers. Quiet gets do not answer a

@@ -77,6 +77,7 @@ SHAPES: dict[int, Shape] = {
     Opcode.TOUCH: _TOUCH,
     Opcode.GAT: _TOUCH,
     Opcode.HELLO: _shape(0, key=Part.OPTIONAL, value=Part.OPTIONAL),
+    Opcode.GET_ERROR_MAP: _VALUE,
     Opcode.SASL_LIST_MECHS: _BARE,
     Opcode.SASL_AUTH: _EXTEND,
     Opcode.SASL_STEP: _EXTEND,
