@@ -63,7 +63,7 @@ class DeltaBadValue(CommandError):
 
 
 class Locked(CommandError):
-    """Somebody holds the key's lock (get-and-lock)."""
+    """Another client has locked the key (get-and-lock)."""
 
 
 class NotLocked(CommandError):

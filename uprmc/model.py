@@ -17,7 +17,7 @@ SEQNO_MAX = 2**64 - 1
 #: The greatest term that is believed; beyond it promotions could not be counted.
 TERM_MAX = 2**63 - 1
 
-#: CAS shown to readers of an item that somebody else has locked.
+#: CAS shown to readers of an item that another client has locked.
 CAS_LOCKED = 2**64 - 1
 
 

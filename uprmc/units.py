@@ -136,7 +136,7 @@ def one_of(*words: str, aliases: Mapping[str, str] | None = None) -> Callable[[s
 
 
 def nearest(word: str, words: list[str]) -> str:
-    """Return which of the words somebody may have meant; empty if none comes near."""
+    """Return which of the words may have been meant; empty if none comes near."""
     lowered = {each.lower(): each for each in words}
     found = get_close_matches(word.lower(), list(lowered), n=1, cutoff=0.5)
     return lowered[found[0]] if found else ""

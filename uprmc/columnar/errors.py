@@ -204,7 +204,7 @@ class BackupIncomplete(SparkError):
 
 
 class BackupBusy(SparkError):
-    """Somebody else writes to the backup directory at this moment."""
+    """Another process writes to the backup directory at this moment."""
 
     code = "UPRMC_BACKUP_BUSY"
 

@@ -58,7 +58,7 @@ class Change(NamedTuple):
         value: the body.
         rev: count of changes of the document.
         cas: version stamp.
-        flags: 32 bits of whoever wrote it.
+        flags: 32 bits of the client that wrote it.
         expiry: when it expires.
         datatype: bits of `protocol.opcodes.DataType`.
         deleted_at: when it went.

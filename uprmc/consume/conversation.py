@@ -34,7 +34,7 @@ Waiting = TypeVar("Waiting")
 
 
 class Questions(Generic[Waiting]):
-    """Questions of one connection that have no answer yet, each with whoever waits for it.
+    """Questions of one connection that have no answer yet, each with what waits for it.
 
     An answer to what was not asked is nobody's: streams may have ended meanwhile. One with another
     opcode than its question's breaks the protocol: a strict connection ends then, a tolerant one
@@ -200,7 +200,7 @@ class Silence:
 
 
 def acknowledgement(size: int) -> bytes:
-    """Return the frame that acknowledges so many bytes."""
+    """Return the frame that acknowledges this many bytes."""
     return encode_request(Opcode.UPR_BUFFER_ACK, extras=BUFFER_ACK_EXTRAS.pack(size))
 
 

@@ -115,7 +115,7 @@ def granted(answer: ResponseFrame) -> tuple[int, int, list[LeasedVBucket]]:
 
 
 def token_of(grants: Iterable[Grant], seconds: int) -> str:
-    """Return the token of a lease that lives for so long after each renewal."""
+    """Return the token of a lease that lives for this long after each renewal."""
     parts = [f"{each.place}/{each.id:016x}/{in_ranges(each.vbuckets)}" for each in grants]
     return ";".join([_FORM, str(seconds), *parts])
 

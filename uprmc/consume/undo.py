@@ -1,10 +1,10 @@
 """How what came of a lost history is undone: log, keys above, their versions, log again.
 
-Whoever is sent back asks the source, for each key that it holds from above the point, which version
-was the newest up to some seqno (GET_VERSION), and puts that in its place. The source's failover log
-is read before and after: as long as it is the same one, all versions are of one history. `undo` is
-that procedure; replicas and programs differ in what they hold above a seqno and how they put
-something back. Only a node like this one knows GET_VERSION.
+A consumer that is sent back asks the source, for each key that it holds from above the point, which
+version was the newest up to some seqno (GET_VERSION), and puts that in its place. The source's
+failover log is read before and after: as long as it is the same one, all versions are of one
+history. `undo` is that procedure; replicas and programs differ in what they hold above a seqno and
+how they put something back. Only a node like this one knows GET_VERSION.
 
 Source: UPR reference 3.4; ``docs/extensions.md``, GET_VERSION.
 """

@@ -27,7 +27,7 @@ _SEGMENT_HEADER_BYTES = 6
 #: What an item takes of pages that it shares with others: a mark, and an entry besides its key.
 _ENTRIES_BYTES = 128
 
-#: Pages that come of splits are nearly half full at least: so many bytes are written for each.
+#: Pages that come of splits are nearly half full at least: this many bytes are written for each.
 _HALF_FULL = 2.5
 
 #: Segments leave at most a quarter of their pages empty.

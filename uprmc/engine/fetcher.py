@@ -29,7 +29,7 @@ from uprmc.model import FailoverLog
 from uprmc.record import ABSENT, KIND_AT, LIFE_BITS, seqno_of
 from uprmc.storage.interface import Store, StoreView
 
-#: A round takes so many requests before others get a part: for fewer a worker is too dear.
+#: A round takes this many requests before others get a part: for fewer, a worker costs too much.
 _LEAST_PART = 8
 
 #: (vBucket, key)

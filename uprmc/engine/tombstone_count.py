@@ -18,7 +18,7 @@ from uprmc.engine.tombstones import dead_among
 from uprmc.record import KIND_AT, LIFE_BITS, seqno_of
 from uprmc.storage.interface import Batch, VBucketChange
 
-#: A block has the tombstones of so many seqnos: 2 to the power of this.
+#: A block has the tombstones of 2 to the power of this many seqnos.
 _BLOCK_BITS = 12
 _OFFSETS = (1 << _BLOCK_BITS) - 1
 

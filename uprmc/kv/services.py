@@ -132,7 +132,7 @@ class Services:
         tap: the TAP adapter; ``None`` = TAP is off.
         xdcr: links to other clusters; ``None`` = this node opens no connections.
         pads_counters: a counter's text keeps at least its length, as in memcached.
-        pause: call something after so many seconds; ``None`` = nobody keeps time.
+        pause: calls something after a number of seconds; ``None`` = there are no timers.
         door: who is at the other end; ``None`` = everybody may do everything.
     """
 

@@ -47,7 +47,7 @@ class Failures:
         return max(0, count - int(max(0.0, now - since) / FORGIVEN_EVERY_S))
 
     def put(self, key: object, count: int, now: float) -> None:
-        """Let there be so many."""
+        """Remember that there are `count` now."""
         self._found.pop(key, None)
         self._found[key] = min(count, _COUNT_MAX), now
         if len(self._found) > REMEMBERED_MAX:

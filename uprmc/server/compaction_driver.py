@@ -55,7 +55,7 @@ class CompactionDriver:
         self._scheduled = None
         try:
             scan = self._compactor.begin()
-        except Exception:  # of the store, or of somebody who waited
+        except Exception:  # of the store, or of a waiter
             _log.failure("failed")
             self._go_on()
             return
@@ -76,7 +76,7 @@ class CompactionDriver:
         self._busy = False
         try:
             end(scan)
-        except Exception:  # of somebody who waited; it must not end compacting for good
+        except Exception:  # of a waiter; it must not end compacting for good
             _log.failure("waiter_broke")
         self._go_on()
 

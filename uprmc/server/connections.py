@@ -198,7 +198,7 @@ class Connections:
     # --- the end ----------------------------------------------------------------------------
 
     def close_all(self, clock: Any, patience_s: float) -> Deferred[None]:
-        """Hang up on everybody; whoever has not taken its last bytes in time is cut off.
+        """Hang up on all peers; those that have not taken their last bytes in time are cut off.
 
         Returns:
             fires when the last connection is gone. Call it once, after the listeners stopped.

@@ -1,8 +1,8 @@
 """How far each consumer is behind: looked at about once a second, a slice at a time.
 
-There may be fifty thousand streams, so nothing is worked out when somebody asks. A consumer is a
-UPR connection that this node sends to; TAP clients and links to other clusters are served by such
-connections, too. What was sent counts as arrived.
+There may be fifty thousand streams, so nothing is worked out when statistics are asked. A consumer
+is a UPR connection that this node sends to; TAP clients and links to other clusters are served by
+such connections, too. What was sent counts as arrived.
 
 Age is measured by marks. A mark is what all vBuckets had at one time. While a consumer has not
 got all of it, it lacks something that is older than that; once it has, it gets a new mark. So what

@@ -49,7 +49,7 @@ class FetchDriver:
     def stop(self) -> Deferred[None]:
         """Begin no round any more; fires when none is under way. Call it once.
 
-        Whoever waits for a later one is not told: they have left before the node stops.
+        Callers that wait for a later one are not called: they have left before the node stops.
         """
         self._stopped = Deferred()
         if not self._under_way:

@@ -120,7 +120,7 @@ class FlushDriver:
     def _finish(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
         try:
             yield self._work.do(self._bucket.flusher.finish_in_slices(flush))
-        except Exception:  # of somebody who waited; it must not end flushing for good
+        except Exception:  # of a waiter; it must not end flushing for good
             _log.failure("waiter_broke")
             self._tell_others(flush, ok=True)
         if flush.item_count > _FREED_AT_ONCE:
@@ -171,7 +171,7 @@ class FlushDriver:
     def _grow(self) -> Generator[Deferred[Any], Any, StoreFull | None]:
         """Grow the store's map as soon as no worker reads it; return why it is as large as can be.
 
-        Whoever else reads it is sent away in the turn in which it grows, and kept away until then.
+        Others have to close their views in the turn in which it grows, and open none until then.
         """
         bucket = self._bucket
         bucket.gate.shut()

@@ -57,7 +57,7 @@ _FILES = {
     },
 }
 
-#: The page needs nothing from elsewhere, and nothing that somebody writes into it runs.
+#: The page needs nothing from elsewhere, and no text that is written into it is run.
 _POLICY = (
     b"default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src data:"
 )

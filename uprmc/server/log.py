@@ -56,7 +56,7 @@ class Sink:
         try:
             (self.stream or sys.stderr).write(line + "\n")
         except (OSError, ValueError):
-            return  # whoever read our standard error is gone; that must not stop the node
+            return  # the reader of our standard error is gone; that must not stop the node
 
 
 def _own(event: LogEvent) -> tuple[str, dict[str, Any]]:
@@ -188,7 +188,7 @@ class Log:
 
 
 class Throttle:
-    """Lets one event in so many seconds be logged, and counts those in between.
+    """Lets one event in this many seconds be logged, and counts those in between.
 
     For events that strangers can cause as often as they like.
     """

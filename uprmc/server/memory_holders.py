@@ -30,7 +30,7 @@ _ROW_BYTES = 500
 _TOMBSTONE_BYTES = 4
 _TIMETABLE_ENTRY_BYTES = 80
 
-#: Documents that are looked at, from so many vBuckets.
+#: How many documents are looked at, and from how many vBuckets.
 _SAMPLE_DOCUMENTS, _SAMPLE_VBUCKETS = 512, 8
 
 

@@ -11,9 +11,9 @@ Twisted asks before each event is settled for them.
 What was woken by the events of a turn is served when all of them have been dealt with, in the same
 turn (`WakeList`): by `callLater(0)` it would cost a timer, and another look at the sockets.
 
-A turn handles so many events at most. The rest is still there when the sockets are looked at next,
-first those that have waited longest; meanwhile timers and long work have their share. Nine thousand
-clients that hang up at once took a turn of a third of a second.
+A turn handles a limited number of events. The rest is still there when the sockets are looked at
+next, first those that have waited longest; meanwhile timers and long work have their share. Without
+the limit, nine thousand clients that hung up at once took a turn of a third of a second.
 
 Timers count monotonic time. Twisted's own reactors count the wall clock's, so a clock that is set
 back an hour would keep every timer waiting for an hour.
@@ -73,7 +73,7 @@ if EPollReactor is not None:
         _wake_lists: tuple[WakeList, ...] = ()
 
         def end_turns_with(self, wake_list: WakeList) -> None:
-            """Run `wake_list` at the end of each turn in which somebody waits in it."""
+            """Run `wake_list` at the end of each turn in which a call waits in it."""
             self._wake_lists += (wake_list,)
 
         def end_turns_without(self, wake_list: WakeList) -> None:

@@ -32,7 +32,7 @@ class LongWork:
     """The long work of one node.
 
     Attributes:
-        budget: what a turn may take, for whoever else shares it.
+        budget: what a turn may take, shared with others.
         collect: looks for cycles among new objects.
     """
 

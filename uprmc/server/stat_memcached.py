@@ -10,7 +10,7 @@ from uprmc.kv.services import ITEM_HEADER_BYTES, StatGroup, StatRows
 from uprmc.record import key_of
 from uprmc.server.observed import ObservedNode
 
-#: Item sizes are counted in classes of so many bytes in ``stats sizes``.
+#: Item sizes are counted in classes of this many bytes in ``stats sizes``.
 _SIZE_CLASS_BYTES = 32
 
 #: Items counted before others have their turn: about a millisecond.

@@ -2,7 +2,7 @@
 
 Names are those that memcached's and Couchbase's tools read (memcached reference 3.6, UPR reference
 6.1, systems reference (f)); one place knows where each number comes from: the modules ``stat_...``,
-a subject each. A group is a function of the node; it is made anew whenever somebody asks.
+a subject each. A group is a function of the node; it is made again for each question.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _BY_WORDS: dict[str, Callable[[ObservedNode, str], StatGroup]] = {
 
 
 class Statistics:
-    """Reads a node; implements `http.NodeView`. Costs nothing until somebody asks."""
+    """Reads a node; implements `http.NodeView`. Costs nothing until it is asked."""
 
     def __init__(self, node: ObservedNode) -> None:
         self._node = node

@@ -19,7 +19,7 @@ SLICE_S = 0.001
 
 
 class TurnBudget:
-    """What is left of the present turn. Whoever uses it always gets one step done.
+    """What is left of the present turn. Each user gets at least one step done.
 
     Args:
         seconds: monotonic time.

@@ -20,7 +20,7 @@ class WakeList:
 
     Args:
         clock: the reactor.
-        budget: of its turns, if somebody else shares it.
+        budget: the budget of its turns, if it is shared.
 
     Attributes:
         waiting: who has been added and not been served.

@@ -8,7 +8,7 @@ from uprmc.client.handler import Handler
 from uprmc.client.state import StateStore
 from uprmc.errors import UprmcError
 
-#: A target that takes nothing for so long is given up.
+#: A target that takes nothing for this long is given up.
 PATIENCE_S = 300.0
 
 

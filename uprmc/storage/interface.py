@@ -187,7 +187,7 @@ class Store(Protocol):
             ``False`` when it is impossible now because views are open: close them, try again.
 
         Raises:
-            StoreFull: it can grow no more, whoever reads it.
+            StoreFull: it can grow no more, even if nothing reads it.
         """
 
     def view(self) -> StoreView:

@@ -25,7 +25,7 @@ from uprmc.storage.lmdb_files import Databases
 
 SEQNO_BYTES = layout.SEQNO_BYTES
 
-#: A segment is worth rewriting when one of so many records in it is stale.
+#: A segment is worth rewriting when one of this many records in it is stale.
 _WORTH = 4
 
 #: Records that a sweep looks at for each one written or dropped, and at least with each batch; and

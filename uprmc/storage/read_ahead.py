@@ -2,7 +2,7 @@
 
 Reading ahead makes scans several times faster, and a single record of a cold file ten times dearer:
 megabytes are read for it. A file that fits into memory is read once, so reading ahead is right for
-it. For a larger one it is right while somebody scans, and wrong for everything else.
+it. For a larger one it is right during a scan, and wrong for everything else.
 
 Note: LMDB does not say where its map is. The address is looked up in the list that Linux keeps;
 where there is no such list, nothing is read ahead.
@@ -49,7 +49,7 @@ class ReadAhead:
         self._settle()
 
     def scan_begins(self, scan: int) -> None:
-        """Learn that somebody reads one record after the other; `scan` is its name."""
+        """Learn that one record after the other is being read; `scan` names the reader."""
         self._scans.add(scan)
         self._settle()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from uprmc.model import SnapshotRange
 
-#: The newest so many closed checkpoints of a vBucket are remembered.
+#: This many of the newest closed checkpoints of a vBucket are remembered.
 CHECKPOINTS_KEPT = 1_000
 
 #: Checkpoints kept over all vBuckets of a client; one with many vBuckets keeps fewer of each.

@@ -69,7 +69,7 @@ class TapName:
         closed_only: it wants closed checkpoints only.
         cursors: where it stands, by vBucket; a producer moves them.
         ring: what it was sent.
-        producer: who serves it; set by whoever made the producer.
+        producer: serves it; set by the code that made the producer.
         created_at: monotonic time of its TAP_CONNECT.
         gone_at: monotonic time when its connection ended, ``None`` while it has one.
         seen_s: Unix time when it was last here, as far as its document says.

@@ -22,7 +22,7 @@ _FORGOTTEN = 0
 #: Places of lengths are counted modulo this, which is more than a ring holds.
 _PLACES = 2**32
 
-#: Rows before the oldest run are given back in blocks: at least so many, or an eighth of all.
+#: Rows before the oldest run are given back in blocks: at least this many, or an eighth of all.
 _DROPPED_ROWS_LEAST = 64
 
 

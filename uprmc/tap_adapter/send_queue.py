@@ -36,7 +36,7 @@ class SendQueue:
     """
 
     def __init__(self, window: Window, interval: int, *, acks: bool) -> None:
-        """See the class; `interval`: every so many messages the client is asked."""
+        """See the class; `interval`: after how many messages the client is asked."""
         self.acks = acks
         self.window = window
         self.items = 0

@@ -127,7 +127,7 @@ class TapRegistry:
         return Opened(known, producer)
 
     def close(self, opened: Opened) -> None:
-        """Learn that a stream is over, whoever ended it."""
+        """Learn that a stream is over, no matter which side ended it."""
         known, producer = opened
         now, unix_now = self._monotonic(), self._clock.now()
         self.past.add(producer)

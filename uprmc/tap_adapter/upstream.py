@@ -71,7 +71,7 @@ class Upstream(Protocol):
         """Answer a frame that asked for it: a marker, or a change of state."""
 
     def acknowledged(self, size: int) -> None:
-        """Tell that so many bytes of what was pulled are done with (flow control)."""
+        """Tell that this many bytes of what was pulled are done with (flow control)."""
 
     def fetch(
         self, number: int, keys: Sequence[bytes], done: Callable[[list[Item] | None], None]

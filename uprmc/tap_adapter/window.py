@@ -139,7 +139,7 @@ class Window:
     Attributes:
         sent: serial of the newest message.
         acked: up to this all is dealt with.
-        limit: so many may be unacknowledged, and one more.
+        limit: this many may be unacknowledged, and one more.
     """
 
     def __init__(self, limit: int, begin: int = 0) -> None:

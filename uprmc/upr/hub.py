@@ -69,7 +69,7 @@ class DiskReader(Protocol):
     Attributes:
         vbucket: whose changes it reads.
         last_seqno: up to where it has read.
-        touched_seqno: up to where somebody has read ahead.
+        touched_seqno: up to where the disk was read ahead.
     """
 
     vbucket: VBucket
@@ -81,7 +81,7 @@ class DiskReader(Protocol):
 
 
 class Preread(Protocol):
-    """Somebody who reads the disk ahead of streams, where that may take long."""
+    """Reads the disk ahead of streams, where that may take long."""
 
     def may_read_on(self, stream: DiskReader) -> bool:
         """Tell whether `stream` may read on now; if not it is told `tell_ready` when it may."""

@@ -70,7 +70,7 @@ class Tally:
         self._history = history
 
     def read(self, keys: Collection[bytes]) -> bool:
-        """Count documents of the target; return whether there were never so many before."""
+        """Count documents of the target; return whether there are more than ever before."""
         self._doubtful.difference_update(keys)
         self.row.documents += len(keys)
         more = self.row.documents > self._most

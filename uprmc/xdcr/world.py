@@ -19,7 +19,7 @@ class World:
         bucket_uuid: of the node's data.
         received: checkpoints that it has as a target.
         dial: returns how to reach nodes, with TLS by the authorities of a file, empty = without.
-        later: calls something after so many seconds.
+        later: calls something after a number of seconds.
         password: reads a password file.
         on_event: called with the name of an event and its fields.
         on_trouble: called with the name of a link and what keeps it from its work.

@@ -51,7 +51,7 @@ class GatheredEvents:
 
         Args:
             on_event: called with the name of an event and its fields.
-            most: about so many vBuckets are named at most.
+            most: about how many vBuckets are named at most.
         """
         while self._expired and most > 0:
             who = next(iter(self._expired))

@@ -41,7 +41,7 @@ class Pinning:
         self.kept: dict[Client, Amount] = {}
 
     def steps(self) -> Iterator[None]:
-        """Look at all vBuckets, again as long as somebody was forgotten; yields after each."""
+        """Look at all vBuckets, again as long as a client was forgotten; yields after each."""
         while True:
             kept: dict[Client, Amount] = {}
             for vbucket in list(self._vbuckets.values()):

@@ -261,7 +261,7 @@ class WatermarkTable:
         return self._forget(name)
 
     def drop(self, name: bytes) -> Row | None:
-        """Remove a row whoever owns it; return it, ``None`` if there is none."""
+        """Remove a row, also of another owner; return it, ``None`` if there is none."""
         return self._forget(name) if name in self._rows else None
 
     def begin_build(self, name: bytes, floor: int, held: HasHistory, now: float) -> bool:

@@ -315,7 +315,7 @@ class Replication:
         return True
 
     def _lost(self, number: int) -> None:
-        """Somebody has made a vBucket active or dead, or removed it."""
+        """Learn that a vBucket was made active or dead by an operator, or removed."""
         if self._leave(number):
             self._save(_no_matter)
             self.on_change("", f"{named([number])} is no longer a replica and follows no source")

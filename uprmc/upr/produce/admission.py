@@ -150,7 +150,7 @@ def _check_filled(vbucket: VBucket) -> None:
 
 
 def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> StreamRequest:
-    """Return the request of somebody who only waits for news; its ranges do not matter.
+    """Return the request of a peer that only waits for news; its ranges do not matter.
 
     Raises:
         RollbackRequired, InvalidArguments, KeyExists, TemporaryFailure: as `admit`.
@@ -169,7 +169,7 @@ def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> Str
 def admit_to_lease(
     lease: Lease, vbucket: int, asked: Asked, settings: UprSettings, floor: int = 0
 ) -> StreamRequest:
-    """Return the request of somebody who reads from a lease: to the end of what it holds.
+    """Return the request of a peer that reads from a lease: to the end of what the lease has.
 
     `floor` is that of `admit`.
 

@@ -38,9 +38,9 @@ class Options:
     """One connection's options.
 
     Attributes:
-        buffer_bytes: flow control: pause while so many bytes are unacknowledged; 0 = never.
+        buffer_bytes: flow control: pause while this many bytes are unacknowledged; 0 = never.
         noop: whether keep-alives are sent.
-        noop_interval_s: after so long without a frame; ``None`` = the server's default.
+        noop_interval_s: after this long without a frame; ``None`` = the server's default.
         end_on_close: whether a closed stream is also ended by a frame.
         expirations: whether expired documents come as such.
         new_statuses: whether an unknown stream has a status of its own.

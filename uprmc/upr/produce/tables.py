@@ -37,7 +37,7 @@ class _Key(NamedTuple):
 
 
 class _Replica:
-    """What one replica was told. `at` is when somebody looked last."""
+    """What one replica was told. `at` is when it was looked at last."""
 
     __slots__ = ("at", "key", "report", "told")
 
@@ -84,7 +84,7 @@ class Tables:
         return found
 
     def _is_new(self, stream: Stream, replica: _Replica) -> bool:
-        """Tell whether `_key` is another one than when somebody looked last."""
+        """Tell whether `_key` has changed since the last look."""
         key, vbucket = replica.key, stream.vbucket
         return (
             key is None

@@ -27,7 +27,7 @@ from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.receive.receiver import Receiver
 from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
 
-#: A producer that says nothing for so many keep-alive intervals is given up.
+#: A producer that says nothing for this many keep-alive intervals is given up.
 _SILENT_INTERVALS = 2
 
 

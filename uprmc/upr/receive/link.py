@@ -42,7 +42,7 @@ _KNOWN_VERSIONS = 64
 #: Streams that were left and may still send something, at least.
 _LEFT_STREAMS = 1_024
 
-#: Refusals that come again however often one asks: somebody has to look.
+#: Refusals that come again however often one asks: an operator has to look.
 _LASTING = frozenset(
     {
         Status.INVALID_ARGUMENTS,

@@ -222,7 +222,7 @@ class LinkSession(Receiver):
     def _one(self, data: bytes, position: int, size: int) -> int:
         """Take the frame at `position`, and those behind it that are like it; return their bytes.
 
-        A number below 0 says that so many are needed first.
+        A number below 0 says how many are needed first.
         """
         magic, opcode, key_length, extras_length, datatype, number, body_length, opaque, cas = (
             unpack_request(data, position)

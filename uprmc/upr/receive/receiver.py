@@ -280,7 +280,7 @@ class Receiver:
         raise NotImplementedError  # abstract
 
     def _changed_by_others(self, stream: ReplicaStream, why: Interruption) -> None:
-        """Learn that the stream of a vBucket is over: somebody else has changed the vBucket."""
+        """Learn that the stream of a vBucket is over: something else has changed the vBucket."""
         self.end(stream)
 
     def _ended(self, stream: ReplicaStream, reason: int) -> None:

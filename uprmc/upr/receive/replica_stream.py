@@ -27,7 +27,7 @@ class ReplicaState(Enum):
 
 
 class ReplicaStream:
-    """Fills a vBucket from a stream. Watches the vBucket: it ends when somebody else changes that.
+    """Fills a vBucket from a stream. Watches the vBucket: it ends when something else changes that.
 
     Attributes:
         vbucket: what is filled.
@@ -76,7 +76,7 @@ class ReplicaStream:
         asked_by: int,
         died: Callable[[ReplicaStream, Interruption], None],
     ) -> None:
-        """See the class; `died` is called when the vBucket is changed by somebody else."""
+        """See the class; `died` is called when something else changes the vBucket."""
         self.vbucket = vbucket
         self.flags = flags
         self.opaque = opaque
@@ -189,7 +189,7 @@ class ReplicaStream:
         """It is us who change it."""
 
     def interrupted(self, why: Interruption) -> None:
-        """Somebody else has changed the vBucket's state, or it is gone."""
+        """Learn that something else has changed the vBucket's state, or that it is gone."""
         died = self._died
         self.close()
         if died is not None:

@@ -1,7 +1,7 @@
 """What a link learns of the other node's terms: whether a vBucket that is active here was deposed.
 
 The other node tells its terms with its seqnos, once a second. One above that of an active vBucket
-here says that somebody was promoted since, if the two were ever one: the failover log tells.
+here says that another node was promoted since, if the two were ever one: the failover log tells.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The source says to what seqno. The procedure is that of `consume.undo`; the vers
 are what was overwritten (`engine.rewind`), and are put in place all at once in the end.
 
 Anything that speaks against it (a source that has no GET_VERSION, too many keys, too little memory)
-makes the vBucket start over; that is always right, only dear. What changed meanwhile makes us ask
-for the stream again, which brings a new decision of the source.
+makes the vBucket start over; that is always right, but costs much. What changed meanwhile makes us
+ask for the stream again, which brings a new decision of the source.
 
 Source: design, decision 10; UPR reference 3.4; row D13.
 """
