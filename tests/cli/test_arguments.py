@@ -7,6 +7,7 @@ from typing import Any
 import click
 import pytest
 
+from tests.cli.here import runner
 from uprmc import units
 from uprmc.cli.arguments import NAMES, PLACES, SIZE, VBUCKETS, Read, each_once, seconds, whole
 
@@ -42,6 +43,25 @@ def test_a_value_is_read_as_settings_are(kind: Read, text: str, value: Any) -> N
 def test_what_a_value_should_be_is_said(kind: Read, text: str, said: str) -> None:
     with pytest.raises(click.BadParameter, match=said):
         kind.convert(text, None, None)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("vbucket lst", "'uprmc vbucket' has no verb 'lst': did you mean list?"),
+        ("data check", "'uprmc data' has no verb 'check': 'uprmc data --help' lists them"),
+        ("takeover", "Missing option '--to'; 'uprmc takeover --help' tells what it is"),
+        ("keys --foo", "No such option '--foo'; 'uprmc keys --help' lists them"),
+        ("set", "Missing argument 'KEY'; say uprmc set [OPTIONS] KEY [VALUE]"),
+        ("load", "UPRMC_OPTION Missing argument 'PATH...'; say uprmc load [OPTIONS] PATH..."),
+        ("get k --tls-ca /dev/zero/x", "does not exist."),
+        (f"get k --tls-ca {__file__}", "test_arguments.py: holds no PEM certificate"),
+    ],
+)
+def test_a_wrong_command_line_says_what_would_be_right(
+    words: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert runner(capsys)(*words.split()).refused().endswith(said)
 
 
 def test_several_sets_are_one() -> None:

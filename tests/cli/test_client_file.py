@@ -135,6 +135,7 @@ def test_the_usual_place_of_the_file_is_that_of_the_desktop(
         ("node = 11210", "node = 11210: say text such as '127.0.0.1:11210'"),
         ('tls = "yes"', "tls = 'yes': say true or false"),
         ("timeout = true", "timeout = True: say a time such as '5s'"),
+        ('timeout = "soon"', "timeout = 'soon': say a time such as '5s'"),
         ('node = "a:1"\ntls = perhaps', "Invalid value (at line 2, column 7)"),
         ('password = "x"', "a password stands in a file of its own: say password_file"),
     ],

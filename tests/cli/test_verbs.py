@@ -102,7 +102,7 @@ def test_why_names_what_fills_the_quota(used: int, keys: int, queued: int, said:
     [
         (["bogus"], "the node has no statistics group 'bogus': 'uprmc stats --help' lists them"),
         (["memry"], "the node has no statistics group 'memry': did you mean memory?"),
-        (["failovers", "4"], "statistics 'failovers 4' refused: Not my vbucket (0007)"),
+        (["failovers", "4"], "statistics 'failovers 4': the node does not have that vBucket"),
         (["failovers", "x"], "statistics 'failovers x' refused: Invalid arguments (0004)"),
     ],
 )

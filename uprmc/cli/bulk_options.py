@@ -22,6 +22,7 @@ from uprmc import units
 from uprmc.cli.arguments import Read, whole
 from uprmc.cli.client_file import from_file
 from uprmc.cli.node_access import ANSWER_S, DEFAULT_NODE, login_options, tls_options
+from uprmc.cli.usage import in_one_line
 from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadOption, SparkError
 from uprmc.columnar.option import table
@@ -43,7 +44,7 @@ class BulkVerb(click.Command):
         except click.exceptions.NoArgsIsHelpError:
             raise
         except click.UsageError as error:
-            raise BadOption(" ".join(error.format_message().split())) from None
+            raise BadOption(in_one_line(error)) from None
 
 
 _FILE = click.Path(exists=True, dir_okay=False)

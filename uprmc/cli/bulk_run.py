@@ -19,6 +19,7 @@ import click
 from uprmc.cli.bulk_progress import Shown
 from uprmc.columnar.errors import BadOption, MissingPackage, Unreachable
 from uprmc.errors import Interrupted
+from uprmc.jobs.files import write_whole
 from uprmc.jobs.progress import Step
 
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "pandas", "py4j", "grpc", "google")
@@ -101,12 +102,9 @@ def _tell(report: Report, as_json: bool, path: Path | None) -> None:
 
 
 def _written(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise BadOption(f"--report {path}: {error.strerror}") from None
 
 

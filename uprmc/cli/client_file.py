@@ -19,6 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from uprmc import units
 from uprmc.errors import ConfigError
 from uprmc.units import nearest
 
@@ -84,5 +85,15 @@ def _check(path: Path, key: str, value: Any) -> None:
         hint = f"did you mean {meant}?" if meant else f"it may have {', '.join(KEYS)}"
         raise ConfigError(f"{path}: there is no {key!r}: {hint}")
     kind, expected = _KINDS[key]
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+    right = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
+    if right and key == "timeout":
+        right = _is_time(value)
+    if not right:
         raise ConfigError(f"{path}: {key} = {value!r}: say {expected}")
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return units.seconds(str(value)) > 0
+    except ValueError:
+        return False

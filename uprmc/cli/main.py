@@ -17,6 +17,7 @@ import click
 
 from uprmc import __version__
 from uprmc.cli.former_names import renamed
+from uprmc.cli.usage import in_one_line
 from uprmc.errors import ConfigError, Interrupted, StoreRefused, UprmcError
 from uprmc.units import nearest
 
@@ -139,7 +140,7 @@ def run(arguments: Sequence[str]) -> int:
     except Interrupted as error:
         return _failed(str(error), EXIT_INTERRUPTED, arguments)
     except click.ClickException as error:
-        return _failed(_one_line(_with_usage(error)), EXIT_USAGE, arguments)
+        return _failed(in_one_line(error), EXIT_USAGE, arguments)
     except (ConfigError, StoreRefused) as error:
         return _failed(str(error), EXIT_USAGE, arguments)
     except UprmcError as error:
@@ -159,15 +160,6 @@ def _explained(error: UprmcError) -> str:
         code = getattr(error, "code", "")
         return f"{code} {words}".strip() if words else _one_line(str(error))
     return _one_line(str(error))
-
-
-def _with_usage(error: click.ClickException) -> str:
-    """Return what is wrong; of missing or surplus arguments also which ones the verb takes."""
-    text = error.format_message()
-    context = getattr(error, "ctx", None)
-    if context is None or not text.startswith(("Missing argument", "Got unexpected extra")):
-        return text
-    return f"{text.rstrip('.')}; {context.get_usage().replace('Usage: ', 'say ')}"
 
 
 def _failed(message: str, code: int, arguments: Sequence[str]) -> int:

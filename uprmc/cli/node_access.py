@@ -221,8 +221,9 @@ def tls_context(tls: bool, ca_file: str | None, verify: bool) -> ssl.SSLContext 
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:
-        why = getattr(error, "reason", None) or error.strerror or error
-        raise ConfigError(f"--tls-ca {ca_file}: {why}") from None
+        if getattr(error, "reason", None):
+            raise ConfigError(f"--tls-ca {ca_file}: holds no PEM certificate") from None
+        raise ConfigError(f"--tls-ca {ca_file}: {error.strerror or error}") from None
     if not verify:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

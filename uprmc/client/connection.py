@@ -134,6 +134,8 @@ class NodeConnection:
         while (response := self._receive()).key:
             yield response.key.decode(), response.value.decode()
         self._questions.answered(response.opcode, response.opaque)
+        if response.status == Status.NOT_MY_VBUCKET:
+            raise NodeError(f"statistics {group!r}: the node does not have that vBucket")
         if response.status == Status.KEY_NOT_FOUND:
             error = NoSuchGroup(f"the node has no statistics group {group!r}")
             raise error.doubting(self.place)
@@ -155,7 +157,7 @@ class NodeConnection:
         try:
             self._socket.sendall(data)
         except OSError as error:
-            raise NodeError(f"the node at {self.place} is gone: {error}") from None
+            raise NodeError(f"the node at {self.place} is gone: {_words(error)}") from None
 
     def _numbered(self, request: RequestFrame) -> bytes:
         return request.encode(self._questions.expect(request.opcode, request))
@@ -205,7 +207,7 @@ class NodeConnection:
         try:
             return self._socket.send(data)
         except OSError as error:
-            raise NodeError(f"the node at {self.place} is gone: {error}") from None
+            raise NodeError(f"the node at {self.place} is gone: {_words(error)}") from None
 
     def receive_some(self, limit_bytes: int) -> bytes:
         """Wait for data and return it."""
@@ -215,7 +217,7 @@ class NodeConnection:
             limit_s = self._socket.gettimeout() or 0.0
             raise self._doubted(f"says nothing for {limit_s:g} s") from None
         except OSError as error:
-            raise self._doubted(f"does not answer: {error}") from None
+            raise self._doubted(f"does not answer: {_words(error)}") from None
         if not data:
             raise self._doubted(f"closed the connection{self._hint()}")
         return data
@@ -240,7 +242,7 @@ def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket
     try:
         plain = connected(where, timeout_s)
     except (OSError, UnicodeError) as error:
-        raise NodeError(f"no node answers at {place}: {error}; is it running?") from None
+        raise NodeError(f"no node answers at {place}: {_words(error)}; is it running?") from None
     if tls is None:
         return plain
     try:
@@ -253,3 +255,8 @@ def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket
         why = str(getattr(error, "verify_message", "") or getattr(error, "reason", "") or error)
         failed = NodeError(places.tls_refusal(place, why))
         raise (failed.doubting(place) if places.speaks_no_tls(why) else failed) from None
+
+
+def _words(error: Exception) -> str:
+    """Return what the system says, without its number."""
+    return str(getattr(error, "strerror", None) or error)

@@ -159,7 +159,8 @@ class HttpPost(Sink):
                 answer = self._post(body)
             except (OSError, http.client.HTTPException) as error:
                 self.close()
-                why = f"does not answer ({str(error) or type(error).__name__})"
+                words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+                why = f"does not answer ({words})"
             else:
                 if 200 <= answer.status < 300:
                     return
