@@ -1,7 +1,8 @@
 """Clients of others log in to a node that has users.
 
-Proves that python-binary-memcached (SASL PLAIN), pylibmc (libmemcached's SASL through libsasl) and
-a client of UPR work with a name and a password, and that none gets in without.
+Proves that python-binary-memcached (SASL PLAIN), pylibmc (libmemcached's SASL through libsasl),
+mc_bin_client, on which the tools of 2010 to 2014 stand, and a client of UPR of February 2014 work
+with a name and a password, and that none gets in without.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from interop import python2
+from interop import upr_wire as u
 from interop.server_process import ServerProcess, start_uprmc
 from interop.wire import Wire, frame
 
@@ -101,3 +104,42 @@ def test_a_consumer_of_upr_logs_in_first(server: ServerProcess) -> None:
     with Wire(server.upr) as wire:
         assert wire.ask(frame(AUTH, b"PLAIN", value=b"\0app\0secret")).status == OK
         assert wire.ask(opening).status == NO_ACCESS
+
+
+def test_old_tools_log_in_and_then_write_and_stream(server: ServerProcess) -> None:
+    tools: Any = python2.load("mc_bin_client", "memcacheConstants", "mc_bin_client")
+    streams: Any = python2.load("upr", "constants", "operation", "connection")
+    if tools is None or streams is None:
+        pytest.skip("the clients are not installed: pip install mc_bin_client upr==0.3")
+    assert server.upr is not None
+    host, port = server.upr.host, server.upr.port
+    writer = tools.mc_bin_client.MemcachedClient(host, port)
+    assert "PLAIN" in writer.sasl_mechanisms()
+    writer.sasl_auth_plain("app", "secret")
+    writer.vbucketId = 2
+    writer.set("old", 0, 7, "tool")
+    assert writer.get("old")[2] == "tool"
+    with pytest.raises(tools.mc_bin_client.MemcachedError) as error:
+        writer.set_vbucket_state(2, "dead")
+    assert error.value.status == NO_ACCESS
+    writer.close()
+    reader = streams.UprClient(host, port)
+    try:
+        assert _next(reader.sasl_auth_plain("feed", "secret"))["status"] == OK
+        assert _next(reader.open_producer("tool-of-2014"))["status"] == OK
+        stream = reader.stream_req(2, 0, 0, u.NEVER, 0, 0)
+        assert _next(stream)["status"] == OK
+        found: dict[str, Any] = {}
+        while found.get("key") != "old":
+            found = _next(stream)
+        assert found["value"] == "tool"
+    finally:
+        reader.conn.close(True)
+    stranger = streams.UprClient(host, port)
+    assert _next(stranger.open_producer("stranger"))["status"] == AUTH_ERROR
+    stranger.conn.close(True)
+
+
+def _next(operation: Any) -> Any:
+    """The next thing that the client of UPR has got for an operation."""
+    return operation.responses.get(timeout=10)

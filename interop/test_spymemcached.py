@@ -3,16 +3,17 @@
 Programs in ``interop/java`` drive it; they are compiled here. What TapClient received is compared
 with all that the node holds, key by key, as a UPR consumer reads it.
 
-Proves: MemcachedClient works over both protocols; TapClient gets a complete dump, a complete
-backfill, live changes without losing one, some vBuckets only, a backfill of nothing old, keys
-without values; with and without acknowledgements. takeoverVbuckets() of this client is not tried:
-it announces more bytes than it sends.
+Proves: MemcachedClient works over both protocols, and logs in by SASL PLAIN; TapClient gets a
+complete dump, a complete backfill, live changes without losing one, some vBuckets only, a backfill
+of nothing old, keys without values; with and without acknowledgements. takeoverVbuckets() of this
+client is not tried: it announces more bytes than it sends.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from interop.server_process import ServerProcess
 from interop.tap_copy import Document, Documents
 from interop.upr_wire import UprWire
 from interop.waiting import wait_until
+from tests.login.files import password_of, users_file
 
 pytestmark = [
     pytest.mark.skipif(bool(java_programs.missing()), reason=java_programs.missing() or "-"),
@@ -33,6 +35,7 @@ pytestmark = [
 ]
 
 VBUCKETS = 16
+_AUTH_ERROR = 0x20
 Peer = Callable[..., JavaProgram]
 Line = dict[str, Any]
 
@@ -119,6 +122,23 @@ def test_its_own_types_come_back_as_what_they_were(client: JavaProgram) -> None:
     assert client.ask("incr", "counter", 5, 10) == "15"
     assert client.ask("flush") == "true"
     assert client.ask("get", "counter") == "null"
+
+
+def test_it_logs_in_by_sasl_plain(
+    classes: Classes, start: Start, tmp_path: Path, peer: str
+) -> None:
+    if peer != "uprmc":
+        pytest.skip("users are uprmc's")
+    users = users_file(tmp_path, app="read,write")
+    with start(tmp_path / "data", "--vbuckets", "4", "--set", f"server.users={users}") as server:
+        address = server.memcached
+        words = ("MemcachedPeer", address.host, address.port, "binary", "app", password_of("app"))
+        with JavaProgram(classes, *words) as program:
+            assert program.ask("set", "key", 7, 0, b"value".hex()) == "true"
+            assert program.ask("get", "key") == f"7 {b'value'.hex()}"
+        with w.Wire(address) as stranger:
+            assert stranger.ask(w.frame(w.GET, b"key")).status == _AUTH_ERROR
+        server.stop()
 
 
 # --- TapClient ----------------------------------------------------------------------------------

@@ -5,8 +5,11 @@ import java.util.Arrays;
 import net.spy.memcached.BinaryConnectionFactory;
 import net.spy.memcached.CachedData;
 import net.spy.memcached.ConnectionFactory;
+import net.spy.memcached.ConnectionFactoryBuilder;
 import net.spy.memcached.DefaultConnectionFactory;
 import net.spy.memcached.MemcachedClient;
+import net.spy.memcached.auth.AuthDescriptor;
+import net.spy.memcached.auth.PlainCallbackHandler;
 import net.spy.memcached.internal.OperationFuture;
 import net.spy.memcached.transcoders.Transcoder;
 
@@ -14,7 +17,7 @@ import net.spy.memcached.transcoders.Transcoder;
  * spymemcached's MemcachedClient, told what to do line by line, one answer a line.
  *
  * <pre>
- * MemcachedPeer HOST PORT binary|text
+ * MemcachedPeer HOST PORT binary|text [USER PASSWORD]
  *
  * set KEY FLAGS EXPIRY HEX        true or false
  * add KEY FLAGS EXPIRY HEX        true or false
@@ -34,6 +37,15 @@ public final class MemcachedPeer {
   public static void main(String[] words) throws Exception {
     ConnectionFactory factory =
         words[2].equals("binary") ? new BinaryConnectionFactory() : new DefaultConnectionFactory();
+    if (words.length > 3) {
+      factory =
+          new ConnectionFactoryBuilder()
+              .setProtocol(ConnectionFactoryBuilder.Protocol.BINARY)
+              .setAuthDescriptor(
+                  new AuthDescriptor(
+                      new String[] {"PLAIN"}, new PlainCallbackHandler(words[3], words[4])))
+              .build();
+    }
     MemcachedClient client =
         new MemcachedClient(
             factory, Arrays.asList(new InetSocketAddress(words[0], Integer.parseInt(words[1]))));
