@@ -66,6 +66,14 @@ def whole(shown: str = "N", least: int = 0, most: int | None = None) -> Read:
     return Read(units.whole, shown, least, most)
 
 
+def count_option(
+    *names: str, help: str, default: str | None = None, most: int | None = None
+) -> Callable[[Any], Any]:
+    """Return an option that takes how many of something, at least 1; its help tells the default."""
+    kind, shown = whole(least=1, most=most), default is not None
+    return click.option(*names, type=kind, default=default, show_default=shown, help=help)
+
+
 SIZE = Read(units.size, "SIZE", 1)
 NAMES = Read(units.names, "NAME,...")
 PLACES = Read(places.several, "HOST:PORT,...")

@@ -10,7 +10,7 @@ from random import Random
 
 import click
 
-from uprmc.cli.arguments import NAMES, SIZE, Read, seconds, whole
+from uprmc.cli.arguments import NAMES, SIZE, Read, count_option, seconds, whole
 from uprmc.cli.bench_load import Frames, Plan, frames_for, passed
 from uprmc.cli.bench_processes import run_all
 from uprmc.cli.bench_report import FORMS, Report
@@ -46,28 +46,25 @@ def _share(text: str) -> float:
 
 
 @click.command()
-@click.option(
+@count_option(
     "-c",
     "--connections",
     "--clients",
-    type=whole(least=1, most=_CONNECTIONS_MAX),
     default="50",
-    show_default=True,
+    most=_CONNECTIONS_MAX,
     help="How many connections.",
 )
-@click.option(
+@count_option(
     "-n",
     "--requests",
-    type=whole(least=1),
     help=f"How many requests in all.  [default: {_REQUESTS}, with --seconds no limit]",
 )
 @click.option("--seconds", "duration_s", type=seconds(0.001), help="End after this time.")
-@click.option(
+@count_option(
     "-P",
     "--pipeline",
-    type=whole(least=1, most=_DEPTH_MAX),
     default="1",
-    show_default=True,
+    most=_DEPTH_MAX,
     help="Requests that a connection sends before it waits for replies.",
 )
 @click.option(
@@ -85,12 +82,11 @@ def _share(text: str) -> float:
     show_default=True,
     help="Share of sets in the mixture, 0 to 1; the rest are gets.",
 )
-@click.option(
+@count_option(
     "-r",
     "--keys",
-    type=whole(least=1, most=_KEYS_MAX),
     default="10000",
-    show_default=True,
+    most=_KEYS_MAX,
     help="How many different keys; they are chosen at random.",
 )
 @click.option(
@@ -105,11 +101,10 @@ def _share(text: str) -> float:
 )
 @click.option("--cleanup", is_flag=True, help="Delete the documents at the end.")
 @click.option("--seed", type=whole(), default="1", help="Choose keys and commands by this number.")
-@click.option(
+@count_option(
     "--processes",
-    type=whole(least=1, most=_PROCESSES_MAX),
     default="1",
-    show_default=True,
+    most=_PROCESSES_MAX,
     help="Processes that generate load; each uses one core.",
 )
 @click.option(

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from uprmc.cli.about_node import AboutNode, about
-from uprmc.cli.arguments import seconds, whole
+from uprmc.cli.arguments import count_option, seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection
 from uprmc.protocol.header import RequestFrame
@@ -21,14 +21,7 @@ _COUNT_MAX = 1_000_000
 
 
 @click.command()
-@click.option(
-    "-c",
-    "--count",
-    type=whole(least=1, most=_COUNT_MAX),
-    default="4",
-    show_default=True,
-    help="How many requests.",
-)
+@count_option("-c", "--count", default="4", most=_COUNT_MAX, help="How many requests.")
 @click.option(
     "--every", "every_s", type=seconds(), default="0.2", show_default=True, help="Time in between."
 )

@@ -22,6 +22,7 @@ from uprmc.client.sqlite_file import told
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import StateRefused
 from uprmc.consume.batch import Batch
+from uprmc.jobs.files import sync
 from uprmc.sinks.records import change_line, rollback_line, undo_line
 from uprmc.sinks.sink import Sink, SinkError, SinkRefused
 
@@ -117,7 +118,7 @@ class JsonFile(Sink):
             self._out.close()
             os.rename(self._path, self._numbered(number))
             self._out = open(self._path, "ab")  # noqa: SIM115
-            _sync_directory(self._path.parent)
+            sync(self._path.parent)
         self._there = number + 1, 0
 
     # --- beginning, and beginning again ---------------------------------------------------------
@@ -213,11 +214,3 @@ def _opened(path: str) -> sqlite3.Connection:
         database.close()
         raise
     return database
-
-
-def _sync_directory(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
