@@ -66,23 +66,26 @@ def decoded(token: str) -> dict[int, Saved]:
     ends, insides = data[_HEAD_BYTES:middle], data[middle:]
     if len(ends) != whole * row_bytes or len(insides) % (row_bytes + 2 * width):
         raise ValueError("this is no token")
-    found = dict(_rows(ends, width, row_bytes, row_bytes))
-    found |= _rows(insides, width, row_bytes, row_bytes + 2 * width)
+    found = dict(_rows(ends, width, uuid_width, bounds=0))
+    found |= _rows(insides, width, uuid_width, bounds=width)
     return found
 
 
-def _rows(data: bytes, width: int, row_bytes: int, step: int) -> Iterator[tuple[int, Saved]]:
+def _rows(data: bytes, width: int, uuid_width: int, *, bounds: int) -> Iterator[tuple[int, Saved]]:
+    """Yield the places of rows; `bounds` = the width of a snapshot's bounds, 0 = there are none."""
+    seqnos, uuids = (1 << 8 * width) - 1, (1 << 8 * uuid_width) - 1
+    step = 2 + width + uuid_width + 2 * bounds
     for at in range(0, len(data), step):
-        seqno = int.from_bytes(data[at + 2 : at + 2 + width])
-        uuid = int.from_bytes(data[at + 2 + width : at + row_bytes])
-        start = end = seqno
-        if step > row_bytes:
-            start = int.from_bytes(data[at + row_bytes : at + row_bytes + width])
-            end = int.from_bytes(data[at + row_bytes + width : at + step])
-        if not (seqno > 0 and start <= seqno <= end <= SEQNO_MAX and 0 <= uuid < 1 << 64):
+        row = int.from_bytes(data[at : at + step])
+        start, end, row = row >> 8 * bounds & seqnos, row & seqnos, row >> 16 * bounds
+        uuid, row = row & uuids, row >> 8 * uuid_width
+        seqno, vbucket = row & seqnos, row >> 8 * width
+        if not bounds:
+            start = end = seqno
+        if not (seqno and start <= seqno <= end <= SEQNO_MAX and uuid < 1 << 64):
             raise ValueError("this is no token")
         log = (FailoverEntry(uuid, 0),) if uuid else ()
-        yield int.from_bytes(data[at : at + 2]), Saved(seqno, SnapshotRange(start, end), log, seqno)
+        yield vbucket, Saved(seqno, SnapshotRange(start, end), log, seqno)
 
 
 def _history(place: Saved) -> int:

@@ -204,9 +204,9 @@ setInterval(askStreams, ASK_MS);
 
 function replicationPanel(section, rows) {
   if (!rows.length) return idle(section, "This node follows no other node.");
-  section.append(table([["source"], ["state"], ["vBuckets", "number"], ["behind", "number"],
-    ["time", "number"]], rows.map((each) => [each.place, each.state,
-    `${each.streaming} of ${each.vbuckets}`, number(each.lag_items), span(each.lag_s)])),
+  section.append(table([["source"], ["state"], ["vBuckets", "number"], ["behind", "number"]],
+  rows.map((each) => [each.place, each.state, `${each.streaming} of ${each.vbuckets}`,
+    each.lag_items ? `${number(each.lag_items)}, ${span(each.lag_s)}` : span(each.lag_s)])),
   ...errors(rows.map((each) => [each.place, each.last_error])));
 }
 
