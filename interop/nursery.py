@@ -60,9 +60,14 @@ _SET_CHILD_SUBREAPER = 36  # of prctl: orphans below this process become its chi
 
 
 class _Nursery:
-    """This side of one nursery."""
+    """This side of one nursery.
+
+    Attributes:
+        python: with which of Python's own variables it has started.
+    """
 
     def __init__(self) -> None:
+        self.python = _of_python(os.environ)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
@@ -139,9 +144,9 @@ _EXECUTE_CHILD = inspect.signature(getattr(subprocess.Popen, "_execute_child")) 
 def popen(command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
     """`subprocess.Popen`, from the nursery where that can make no difference."""
     known = options.keys() <= {"stdin", "stdout", "stderr", "env", "cwd", "text"}
-    same = _of_python(options.get("env") or os.environ) == _of_python(os.environ)
+    python = _of_python(options.get("env") or os.environ)
     is_ours = command[0] == sys.executable and _is_program(command[1])
-    if _nursery is not None and known and same and is_ours:
+    if _nursery is not None and known and python == _nursery.python and is_ours:
         return _Forked(list(command), **options)
     return subprocess.Popen(command, **options)
 
