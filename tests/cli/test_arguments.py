@@ -48,6 +48,9 @@ def test_what_a_value_should_be_is_said(kind: Read, text: str, said: str) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ("remove k", "there is no verb 'remove': did you mean del?"),
+        ("xdcr rm k", "'uprmc xdcr' has no verb 'rm': did you mean delete?"),
+        ("gte k", "there is no verb 'gte': did you mean get?"),
         ("vbucket lst", "'uprmc vbucket' has no verb 'lst': did you mean list?"),
         ("data check", "'uprmc data' has no verb 'check': 'uprmc data --help' lists them"),
         ("takeover", "Missing option '--to'; 'uprmc takeover --help' tells what it is"),

@@ -17,9 +17,8 @@ import click
 
 from uprmc import __version__
 from uprmc.cli.former_names import renamed
-from uprmc.cli.usage import in_one_line
+from uprmc.cli.usage import in_one_line, verb_meant
 from uprmc.errors import ConfigError, Interrupted, StoreRefused, UprmcError
-from uprmc.units import nearest
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -91,7 +90,7 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
         if name not in _VERBS and not name.startswith("-"):
-            meant = nearest(name, list(_VERBS))
+            meant = verb_meant(name, list(_VERBS))
             hint = f"did you mean {meant}?" if meant else "'uprmc --help' lists them"
             raise click.UsageError(f"there is no verb {name!r}: {hint}", ctx)
         return super().resolve_command(ctx, [name, *renamed(name, args[1:])])

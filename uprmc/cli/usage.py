@@ -3,12 +3,40 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import click
 
 from uprmc.units import nearest
 
+_REMOVALS = ("rm", "remove", "delete", "del")
+
+#: What verbs are called elsewhere -> what may be meant, by our names.
+_ELSEWHERE = {
+    **dict.fromkeys(_REMOVALS, _REMOVALS),
+    **dict.fromkeys(("ls", "scan", "dir", "show"), ("list", "keys", "get")),
+    **dict.fromkeys(("add", "new", "make"), ("create", "add", "put", "set")),
+    **dict.fromkeys(("info", "status", "stat"), ("status", "stats")),
+    **dict.fromkeys(("start", "run", "server"), ("serve",)),
+    **dict.fromkeys(("monitor", "follow", "changes", "subscribe"), ("tail",)),
+    **dict.fromkeys(("decr", "inc", "counter"), ("incr",)),
+    **dict.fromkeys(("expire", "ttl"), ("touch",)),
+    **dict.fromkeys(("dump", "save"), ("export", "backup")),
+    **dict.fromkeys(("import", "ingest"), ("load",)),
+    **dict.fromkeys(("cat", "read"), ("get",)),
+    **dict.fromkeys(("put", "store", "write"), ("put", "set")),
+    **dict.fromkeys(("promote",), ("failover",)),
+    **dict.fromkeys(("benchmark",), ("bench",)),
+    **dict.fromkeys(("config", "conf"), ("settings",)),
+}
+
 _NO_COMMAND = re.compile(r"No such command '(.*?)'\.")
+
+
+def verb_meant(word: str, verbs: Sequence[str]) -> str:
+    """Return which of the verbs somebody may have meant; empty if none comes near."""
+    by_sense = (each for each in _ELSEWHERE.get(word.lower(), ()) if each in verbs)
+    return next(by_sense, "") or nearest(word, list(verbs))
 
 
 def in_one_line(error: click.ClickException) -> str:
@@ -26,7 +54,7 @@ def in_one_line(error: click.ClickException) -> str:
         return f"{text.rstrip('.')}; {help_} lists them"
     named = _NO_COMMAND.match(text)
     if named and isinstance(context.command, click.Group):
-        meant = nearest(named[1], context.command.list_commands(context))
+        meant = verb_meant(named[1], context.command.list_commands(context))
         hint = f"did you mean {meant}?" if meant else f"{help_} lists them"
         return f"'{context.command_path}' has no verb {named[1]!r}: {hint}"
     return text
