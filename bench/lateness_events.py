@@ -23,6 +23,8 @@ from bench.common import BenchError
 from interop.server_process import Address
 from interop.upr_wire import STREAM_REQUEST, UprWire
 from interop.wire import frame
+from uprmc.columnar.access import Access
+from uprmc.columnar.lease import acquire
 from uprmc.connecting import connected
 from uprmc.places import parsed
 
@@ -33,6 +35,8 @@ EVENTS = (
     "metadump all",
     "mgdump all",
     "10 scrapes, 51,200 streams",
+    "rows counted, 64 each",
+    "rows counted, all",
     "9,000 connect",
     "9,000 connections",
     "9,000 hang up",
@@ -124,6 +128,7 @@ class Events:
         for word in ("metadump", "mgdump"):
             yield from self._during(f"{word} all", deferToThread, _dump, address, word.encode())
         yield from self._scrapes()
+        yield from self._rows()
         yield from self._connections(address)
         yield self._node.stop()
         yield from self._during("warm-up", self._warm_node)
@@ -134,6 +139,17 @@ class Events:
         yield from self._during("flush_all", deferToThread, _flush_all, address)
         yield self._node.stop()
         return self._figures
+
+    def _rows(self) -> Generator[Any, Any, None]:
+        """Count rows in a lease of all vBuckets, as a stream of Spark with a limit does."""
+        from twisted.internet.threads import deferToThread
+
+        access = Access((self._node.addresses()["upr"],))
+        lease = yield deferToThread(acquire, access, None, 600)
+        for name, rows in (("64 each", 64), ("all", self._items)):
+            wanted = dict.fromkeys(lease.held, (0, rows))
+            yield from self._during(f"rows counted, {name}", deferToThread, lease.reached, wanted)
+        yield deferToThread(lease.release)
 
     def _connections(self, address: str) -> Generator[Any, Any, None]:
         from twisted.internet.threads import deferToThread

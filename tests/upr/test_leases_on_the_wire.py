@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,6 +53,7 @@ from tests.upr.peer import (
 )
 from tests.upr.test_watermarks_on_the_wire import accepted, connected, report
 from uprmc.engine.history import Forgetting
+from uprmc.kv.lease_commands import SLICE_BYTES, SLICE_RECORDS
 from uprmc.model import SnapshotRange, VBucketState
 
 
@@ -164,6 +166,29 @@ def test_a_lease_tells_where_a_number_of_rows_is_reached(rig: Rig) -> None:
     assert peer.ask(lease_rows(lease, 0, 0)).status == INVALID
     assert peer.ask(lease_rows(lease, 0, 1, vbucket=1)).status == NOT_MY_VBUCKET
     assert peer.ask(lease_rows(lease + 1, 0, 1)).status == NOT_FOUND
+
+
+def test_numbers_of_rows_are_counted_a_little_in_each_turn(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(rig, 0, 40, b"x" * 100_000)
+    fill(rig, 1, 40)
+    rig.flush()
+    peer = Peer(rig)
+    lease, _ = granted(peer.ask(acquire()))
+    peer.send(*[lease_rows(lease, 0, 5, vbucket=1)] * 8)
+    found = [len(peer.turn()) for _ in range(20)]
+    assert (max(found), sum(found)) == (1, 8)  # however many come in one piece
+
+    def turns() -> int:
+        peer.send(lease_rows(lease, 0, 40))
+        return next(number for number in range(1, 1_000) if peer.turn())
+
+    assert turns() > 40 * 100_000 / SLICE_BYTES
+    reading = rig.services.upr.leases.find(lease).readings[0]
+    stale = SimpleNamespace(portions_after=lambda vbucket, after: [[]] * 1_000, close=lambda: None)
+    monkeypatch.setattr(reading, "_view", stale)  # segments of which nothing is left
+    assert turns() > 1_000 * 32 / SLICE_RECORDS
 
 
 def test_both_readers_may_read_at_the_same_time_and_from_anywhere(rig: Rig) -> None:

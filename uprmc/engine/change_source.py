@@ -16,7 +16,7 @@ Source: seed 000, "how a client is served"; seed 003; design, decision 8; rows D
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreError
@@ -26,6 +26,9 @@ from uprmc.storage.interface import StoreView
 
 #: Queue entries looked up at a time.
 _PORTION_ITEMS = 64
+
+#: A portion of the store counts as this many records at least: others in it may be stale.
+_PORTION_RECORDS = 32
 
 
 class Reading:
@@ -97,15 +100,17 @@ class Reading:
 
     def queued(self, after: int) -> Iterator[bytes]:
         """Yield the queue's part above seqno `after`; raises as `changes`."""
-        return self._queued(max(after, self._handover))
+        return chain.from_iterable(self._queued_portions(max(after, self._handover)))
 
-    def reached(self, after: int, rows: int, slice_records: int) -> Iterator[tuple[int, int]]:
+    def reached(
+        self, after: int, rows: int, slice_records: int, slice_bytes: int
+    ) -> Iterator[tuple[int, int]]:
         """Count changes above seqno `after`, a slice at a time.
 
         Args:
             after: see `changes`.
             rows: stop when this number of them is reached.
-            slice_records: records to look at in a slice.
+            slice_records, slice_bytes: about how much to look at in a slice.
 
         Yields:
             After each slice how far the count is: a seqno, and the number of changes up to it. The
@@ -114,23 +119,21 @@ class Reading:
         Raises:
             As `changes`.
         """
-        stored = ((each, key_of(each) not in self.newer) for each in self.records(after))
-        looked = chain(stored, ((each, True) for each in self.queued(after)))
         seqno, found = after, 0
-        while found < rows:
-            number = 0
-            for record, counts in islice(looked, slice_records):
-                number += 1
-                if counts:
+        records = size_bytes = 0
+        for portion, newer in self._portions(after):
+            for record in portion:
+                if key_of(record) not in newer:
                     seqno, found = seqno_of(record), found + 1
                     if found == rows:
-                        break
-            if number < slice_records and found < rows:
-                seqno = max(after, self.end_seqno)
-                break
-            if found < rows:
+                        yield seqno, found
+                        return
+            records += max(len(portion), _PORTION_RECORDS)
+            size_bytes += sum(map(len, portion))
+            if records >= slice_records or size_bytes >= slice_bytes:
                 yield seqno, found
-        yield seqno, found
+                records = size_bytes = 0
+        yield max(after, self.end_seqno), found
 
     def close(self) -> None:
         """Close the views; items that were read stay valid. Closing twice is harmless."""
@@ -138,7 +141,20 @@ class Reading:
         self._queue_view.close()
         self._close_view()
 
-    def _queued(self, after: int) -> Iterator[bytes]:
+    def _portions(self, after: int) -> Iterator[tuple[list[bytes], frozenset[bytes]]]:
+        """Yield `records` and `queued` as they are read, with the keys that do not count there.
+
+        A portion may be empty: all that was read is stale.
+        """
+        if self._closed:
+            raise StoreError("the reading is closed")
+        if self._view is not None and after < self._handover:
+            for portion in self._view.portions_after(self.vbucket, after):
+                yield portion, self.newer
+        for portion in self._queued_portions(max(after, self._handover)):
+            yield portion, frozenset()
+
+    def _queued_portions(self, after: int) -> Iterator[list[bytes]]:
         """Yield what the queue view holds after seqno `after`."""
         while True:
             if self._closed:
@@ -146,7 +162,7 @@ class Reading:
             portion = self._queue_view.take(_PORTION_ITEMS, after)
             if not portion:
                 return
-            yield from portion
+            yield portion
             after = seqno_of(portion[-1])
 
     def _header(self, number: int) -> VBucketHeader | None:
