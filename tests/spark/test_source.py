@@ -18,6 +18,8 @@ import pytest
 import uprmc.spark
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk import here
+from tests.login.files import password_file, users_file
+from tests.server.certificates import make_certificate
 from tests.spark.refusing import refusal
 from uprmc.client.kv import KvClient
 from uprmc.spark.session import register
@@ -325,3 +327,41 @@ def test_an_empty_node_gives_no_rows(spark: SparkSession, tmp_path: Path) -> Non
         with KvClient(str(server.upr)) as kv:
             kv.set(b"k", b"v")
         assert uprmc.spark.read(spark, str(server.upr)).count() == 1
+
+
+# --- TLS and users --------------------------------------------------------------------------------
+
+
+def test_a_node_with_tls_and_users_is_written_read_and_followed(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    certificate, key = make_certificate(tmp_path)
+    users = users_file(tmp_path, ann="read,write,stream", sam="stream")
+    secured = ["--tls-cert", certificate, "--tls-key", key, "--set", f"server.users={users}"]
+    with start_uprmc(tmp_path / "data", "--vbuckets", "4", *secured) as server:
+        nobody = {"servers": str(server.upr), "tlsCaFile": certificate}
+
+        def logged_in(name: str) -> dict[str, str]:
+            return {**nobody, "username": name, "passwordFile": password_file(tmp_path, name)}
+
+        def read(**options: str) -> list[Any]:
+            return spark.read.format("uprmc").options(**options).load().collect()
+
+        rows = spark.createDataFrame([("a", b"1"), ("b", b"2")], "key string, value binary")
+        writer = rows.write.format("uprmc").mode("append")
+        writer.options(**logged_in("ann")).save()
+        assert {row["key"] for row in read(**logged_in("sam"))} == {"a", "b"}
+        query = (
+            spark.readStream.format("uprmc")
+            .options(**logged_in("sam"))
+            .load()
+            .writeStream.format("memory")
+            .queryName("followed")
+            .trigger(availableNow=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        assert spark.table("followed").count() == 2
+        spark.catalog.dropTempView("followed")
+        assert "UPRMC_AUTH" in refusal(lambda: read(**nobody))
+        assert "REFUSED" in refusal(lambda: writer.options(**logged_in("sam")).save())

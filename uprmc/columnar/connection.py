@@ -275,6 +275,11 @@ class Connection:
                     raise self.protocol_error(
                         f"an unexpected answer to {opcode_name(answer.opcode)}"
                     )
+                if answer.status == Status.AUTH_ERROR and self._access.username is None:
+                    raise LoginRefused(
+                        f"{self.place} serves users only: say username, and passwordFile or "
+                        "passwordEnv"
+                    )
                 return answer
             if frame[1] not in KEEP_ALIVES:
                 raise self.protocol_error(f"an unexpected {opcode_name(frame[1])}")
