@@ -121,7 +121,7 @@ def test_the_environment_names_the_node_and_whom_to_trust(secured: Secured, tmp_
 def test_without_tls_a_tls_listener_is_recognised(secured: Secured, here: Here) -> None:
     place = secured.server.upr
     words = f"the listener at {place} speaks TLS: connect with TLS"
-    for verb in (["stats"], ["tail", "--until-now"]):
+    for verb in (["stats"], ["get", "k"], ["tail", "--until-now"]):
         assert here(*verb, "--node", place).line() == words
 
 

@@ -116,7 +116,10 @@ class KvMap:
             except NodeError as error:
                 self._silent[place] = error
         if not told:
-            raise NodeError("; ".join(map(str, self._silent.values())))
+            silent = list(self._silent.values())
+            if len(silent) == 1:
+                raise silent[0]
+            raise NodeError("; ".join(map(str, silent)))
         if not self.vbuckets:
             raise NodeError("no node tells how many vBuckets it has: say so with `vbuckets`")
         return told
