@@ -98,7 +98,7 @@ def test_a_backup_that_is_interrupted_does_not_exist_and_the_same_command_makes_
         when=lambda: any(directory.rglob("part-*.parquet")),
         signals=(signal.SIGINT,),
     )
-    assert struck.code == 1, struck.err
+    assert struck.code == 130, struck.err
     assert struck.err.startswith("uprmc: interrupted: ")
     assert "the same command" in struck.err
     assert not list(directory.rglob("manifest.json"))
