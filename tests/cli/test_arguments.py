@@ -10,6 +10,7 @@ import pytest
 from tests.cli.here import runner
 from uprmc import units
 from uprmc.cli.arguments import NAMES, PLACES, SIZE, VBUCKETS, Read, each_once, seconds, whole
+from uprmc.cli.main import SECTIONS, uprmc
 
 
 @pytest.mark.parametrize(
@@ -65,6 +66,14 @@ def test_a_wrong_command_line_says_what_would_be_right(
     words: str, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert runner(capsys)(*words.split()).refused().endswith(said)
+
+
+def test_help_has_every_verb_in_one_section(capsys: pytest.CaptureFixture[str]) -> None:
+    sorted_names = sorted(name for names in SECTIONS.values() for name in names)
+    assert sorted_names == uprmc.list_commands(click.Context(uprmc))
+    shown = runner(capsys)("--help").out.splitlines()
+    assert max(map(len, shown)) < 80
+    assert not [line for line in shown if line.endswith("...") and "VERB" not in line]
 
 
 def test_several_sets_are_one() -> None:

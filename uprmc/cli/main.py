@@ -20,6 +20,9 @@ from uprmc.cli.former_names import renamed
 from uprmc.cli.usage import in_one_line, verb_meant
 from uprmc.errors import ConfigError, Interrupted, StoreRefused, UprmcError
 
+#: Columns that help needs before, between and behind names and what they do.
+_AROUND_NAMES = 6
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -69,6 +72,20 @@ _VERBS = {
 }
 
 
+#: How help groups them; a person who looks for a verb knows what it is for.
+SECTIONS = {
+    "Run a node": ("serve", "demo", "settings", "user", "data", "compact"),
+    "Documents": ("get", "set", "del", "incr", "touch", "keys", "observe", "index"),
+    "Changes": ("tail", "watch", "mirror", "export"),
+    "Look at a node": ("ping", "stats", "top", "bench", "watermarks"),
+    "Replicas and data centres": (
+        *("replicate", "takeover", "failover", "failover-log", "vbucket", "xdcr", "tap-adapter"),
+    ),
+    "Files and backups": ("load", "backup", "restore", "verify", "spark"),
+    "Help": ("manual", "completion"),
+}
+
+
 class _Verbs(click.Group):
     """Imports verbs on demand, and ends quietly when nobody reads our output any more.
 
@@ -84,6 +101,19 @@ class _Verbs(click.Group):
         module, _, verb = _VERBS[cmd_name].partition(":")
         found: click.Command = getattr(import_module(f"uprmc.cli.{module}"), verb)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(map(len, _VERBS))
+        limit = formatter.width - width - _AROUND_NAMES
+        for section, names in SECTIONS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [
+                (f"{name:<{width}}", each.get_short_help_str(limit))
+                for name, each in found
+                if each is not None and not each.hidden
+            ]
+            with formatter.section(section):
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -113,7 +143,11 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
     context.exit()
 
 
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Verbs,
+    subcommand_metavar="VERB ...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,
@@ -124,7 +158,11 @@ def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> N
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def uprmc(debug: bool) -> None:
-    """A memcached-compatible server that keeps its data on disk and streams every change."""
+    """A memcached-compatible server that keeps its data on disk and streams every change.
+
+    Start a node with "uprmc serve". "uprmc VERB --help" tells what a verb does; verbs ask the node
+    at 127.0.0.1:11210 unless you say --node.
+    """
 
 
 def run(arguments: Sequence[str]) -> int:
