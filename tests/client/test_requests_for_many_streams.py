@@ -50,6 +50,17 @@ def test_all_streams_of_a_node_are_asked_for_at_once() -> None:
     assert [mirror.docs[0], mirror.docs[3]] == [live(rig), live(rig, 3)]
 
 
+def test_a_program_that_shares_its_thread_asks_for_fewer_streams_at_a_time() -> None:
+    rig, mirror = node(), Mirror()
+    for number in range(4):
+        write(rig, number, a=str(number))
+    asked = asked_of(World(mirror, rig, starts_max=3))
+    starts = [decode_stream_requests(each.extras, each.value) for each in asked]
+    assert max(map(len, starts)) == 3
+    assert sorted(start.vbucket for few in starts for start in few) == sorted(rig.bucket.vbuckets)
+    assert [mirror.docs[0], mirror.docs[3]] == [live(rig), live(rig, 3)]
+
+
 def test_a_node_that_refuses_the_frame_is_asked_for_each_stream_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -43,6 +43,7 @@ class Options:
         instance: as what it is registered with the nodes, ``None`` = not at all.
         ring_items: how many of the newest keys of each vBucket can be undone one by one.
         buffer_bytes: how far a node may be ahead of the handler.
+        starts_max: how many streams are asked for at a time.
         noop_interval_s: a silent node is given up after twice this and two seconds.
         poll_s: how often nodes are asked how far they are.
         credentials: who logs in to nodes, ``None`` = nobody.
@@ -63,6 +64,7 @@ class Options:
     instance: Instance | None = None
     ring_items: int = 10_000
     buffer_bytes: int = 8 * 1024 * 1024
+    starts_max: int = 1_024
     noop_interval_s: float = 120.0
     poll_s: float = 1.0
     credentials: Credentials | None = None

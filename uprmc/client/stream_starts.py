@@ -63,7 +63,7 @@ class StreamStarts:
         connected = [self._nodes.named(session.place).since for session in sessions]
         if not any(self._nodes.asked_since(since, now) for since in connected):
             return  # see `_try`
-        room = sum(session.starts_max - self._unanswered[session] for session in sessions)
+        room = sum(map(self._room, sessions))
         for vbucket in sorted(table.waiting) if room else ():
             route = table.routes[vbucket]
             yield from self._try(route, now)
@@ -71,11 +71,16 @@ class StreamStarts:
             if not room:
                 break
 
+    def _room(self, session: NodeSession) -> int:
+        """Return how many streams may be asked for now."""
+        most = min(session.starts_max, self._options.starts_max)
+        return most - self._unanswered[session]
+
     def _try(self, route: Route, now: float) -> Task:
         if route.backoff.at > now:
             return
         session = self._session_for(route)
-        if session is None or self._unanswered[session] >= session.starts_max:
+        if session is None or self._room(session) <= 0:
             return
         # An old active may say so again although another one was promoted since the others told.
         claimed_at = self._nodes.named(session.place).since

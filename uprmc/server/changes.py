@@ -13,7 +13,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from twisted.internet.defer import Deferred, succeed
 from twisted.internet.interfaces import IStreamClientEndpoint
@@ -36,6 +36,9 @@ from uprmc.server.outflow import BadQuestion, Outflow, wants_events
 
 #: Changes that are sent in one turn.
 _AT_ONCE = 32
+
+#: Streams that a reader asks for in one turn, and gets in another one.
+_STARTS_MAX = 64
 
 #: Readers of no more vBuckets than this get a token after each snapshot.
 _TOKEN_VBUCKETS = 8
@@ -159,6 +162,7 @@ class Changes:
             start=known,
             values=question.values,
             buffer_bytes=settings.reader_buffer_bytes,
+            starts_max=_STARTS_MAX,
             replicas=True,
             endpoint=lambda reactor, *_: _Pair(reactor, self._adopt),
             reactor=self._reactor,
@@ -167,8 +171,14 @@ class Changes:
         feed.places = client.places
         feed.on_hold = partial(self._holds, outflow, client)
         self._readers[outflow] = client
-        client.run("now" if question.once else None).addBoth(self._ended, outflow, feed)
+        self._reactor.callLater(0, self._run, outflow, feed, "now" if question.once else None)
         return True
+
+    def _run(self, outflow: Outflow, feed: Feed, until: Literal["now"] | None) -> None:
+        """Begin to stream, in a turn of its own."""
+        client = self._readers.get(outflow)
+        if client is not None:
+            client.run(until).addBoth(self._ended, outflow, feed)
 
     def stop(self) -> None:
         """End all answers."""
