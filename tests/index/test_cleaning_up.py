@@ -112,8 +112,8 @@ def test_a_compaction_meanwhile_misses_nothing_of_the_cleanup(machine: Histories
     machine.compact()
     lose(machine, 0b001)
     while clean(machine):
-        if machine.store._compaction is not None:
-            machine.store._compaction._thread.join()
-    assert machine.store.compactions == 1
+        if machine.store.compacting.current is not None:
+            machine.store.compacting.current._thread.join()
+    assert machine.store.compacting.done == 1
     assert machine.store.view.trees.vbuckets == 0b110
     machine.rows_are_those_of_where_it_stands()

@@ -140,17 +140,17 @@ def test_a_compaction_without_room_leaves_the_file_as_it_is(
     monkeypatch.setattr(_Full, "suffix", ".unfinished")
     compact(machine)
     compact(machine)
-    assert (kept.compactions, kept.compactions_failed) == (0, 2)
+    assert (kept.compacting.done, kept.compacting.failed) == (0, 2)
     assert "No space left" in str(kept.sizes()["compaction_error"])
     assert [record.getMessage() for record in caplog.records if "No space" in record.message] == [
-        f"an index file is not compacted: {kept.compaction_error}"
+        f"an index file is not compacted: {kept.compacting.error}"
     ]
     assert [path.suffix for path in machine.path.iterdir()] == [".index"]
     machine.change(1, [(key, 2) for key in KEYS], 100, header=True)
     machine.rows_are_those_of_where_it_stands()
     monkeypatch.setattr(_Full, "suffix", "nothing")
     compact(machine)
-    assert (kept.compactions, kept.sizes()["compaction_error"]) == (1, "")
+    assert (kept.compacting.done, kept.sizes()["compaction_error"]) == (1, "")
     machine.rows_are_those_of_where_it_stands()
 
 
@@ -163,7 +163,7 @@ def test_changes_that_came_since_and_find_no_room_in_the_copy_end_the_compaction
     machine.change(1, [(key, 3) for key in KEYS], 100)
     while machine.copying:
         machine.work()
-    assert (machine.store.compactions, machine.store.compactions_failed) == (0, 1)
+    assert (machine.store.compacting.done, machine.store.compacting.failed) == (0, 1)
     assert [path.suffix for path in machine.path.iterdir()] == [".index"]
     machine.rows_are_those_of_where_it_stands()
 

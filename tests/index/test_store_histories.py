@@ -205,12 +205,12 @@ class Histories(stateful.RuleBasedStateMachine):
         """The copy is made at once; what changes before it is used comes between."""
         self.store.begin_compaction()
         self.work()
-        assert self.store._compaction is not None
-        self.store._compaction._thread.join()
+        assert self.store.compacting.current is not None
+        self.store.compacting.current._thread.join()
 
     @property
     def copying(self) -> bool:
-        return self.store._compaction is not None or self.store._compact_wanted
+        return self.store.compacting.current is not None or self.store.compacting.wanted
 
     @stateful.precondition(lambda self: self.copying)
     @stateful.rule()
@@ -218,8 +218,8 @@ class Histories(stateful.RuleBasedStateMachine):
         work = self.store.work()
         assert work is not None
         next(work)
-        if self.store._compaction is not None:
-            self.store._compaction._thread.join()
+        if self.store.compacting.current is not None:
+            self.store.compacting.current._thread.join()
 
     @stateful.precondition(lambda self: self.store.files.old)
     @stateful.rule()

@@ -269,7 +269,7 @@ class IndexProgram(Program):
         """Go for good."""
         self._hang_up()
         if self.store is not None:
-            self.store._abandon_compaction()
+            self.store.compacting.abandon()
             self._close_files(self.store)
             self.store = None
 
@@ -283,7 +283,7 @@ class IndexProgram(Program):
         """Leave of each file what was synced, and something of what was not."""
         assert self.store is not None
         store, self.store = self.store, None
-        store._abandon_compaction()
+        store.compacting.abandon()
         self.count_rollbacks(store)
         told = {vbucket: store.durable_of(vbucket) for vbucket in store.positions()}
         self.durable = {vbucket: each.seqno for vbucket, each in told.items() if each is not None}
@@ -303,8 +303,8 @@ class IndexProgram(Program):
         """Add up what a life went through."""
         self.done.update({f"rollback {kind}": n for kind, n in store.rollbacks.items()})
         store.rollbacks.clear()
-        self.done["compactions"] += store.compactions
-        store.compactions = 0
+        self.done["compactions"] += store.compacting.done
+        store.compacting.done = 0
 
     # --- applying ---------------------------------------------------------------------------------
 
@@ -399,7 +399,7 @@ class IndexProgram(Program):
             return
         store = self.store
         self._header(partial(self._work, store))
-        compaction = store._compaction
+        compaction = store.compacting.current
         while compaction is not None and not compaction.has_ended:
             time.sleep(0.001)  # real time: what it copies depends on nothing that happens meanwhile
         self._look()

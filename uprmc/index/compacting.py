@@ -1,4 +1,4 @@
-"""A compaction under way: a copy made in a thread of its own, and what has changed since it began.
+"""Compaction of an index file: a copy made in a thread of its own, and what has changed meanwhile.
 
 The copy begins at a header. Edits that the trees get meanwhile are remembered, up to a limit: with
 more of them the updater waits for the copy. When the copy is there the edits are applied to it, and
@@ -9,11 +9,13 @@ Source: systems reference c.6; acceptance rows I22, I23.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from uprmc.config import IndexSettings
 from uprmc.index.edits import Edit
 from uprmc.index.errors import Damaged
 from uprmc.index.index_file import OpenFile, Trees
@@ -22,6 +24,11 @@ from uprmc.index.tree.compaction import compact
 
 #: The copying thread rests this long after each slice, so that others get their turns.
 _REST_S = 0.001
+
+#: It is looked again how much of a file is of use when it has grown by this factor.
+_GROWN = 1.1
+
+_LOG = logging.getLogger("uprmc.index")
 
 
 class _Abandoned(Exception):
@@ -121,3 +128,87 @@ class Compaction:
         if self._copy is not None:
             self._copy.close()
             self._path.unlink(missing_ok=True)
+
+
+class Compactions:
+    """When the file of an index is compacted: one compaction after the other.
+
+    Attributes:
+        current: what is under way.
+        wanted: one is to begin when that is possible.
+        done: how many files were replaced by their copies.
+        failed: how many others, but for those that a rollback has ended.
+        error: why the last one has failed, empty = it has not.
+    """
+
+    def __init__(self, settings: IndexSettings) -> None:
+        self._settings = settings
+        self.current: Compaction | None = None
+        self.wanted = False
+        self.done = self.failed = 0
+        self.error = ""
+        self._looked_at = self._live_bytes = 0
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the copy of the present one is there, or will never be."""
+        return self.current is not None and self.current.has_ended
+
+    def want(self) -> None:
+        """Have one begin as soon as no rollback is due, unless one is under way."""
+        self.wanted = self.current is None
+
+    def consider(self, size_bytes: int, trees: Trees) -> None:
+        """Look now and then how much of a file is of no use, and want one if it is too much."""
+        if self.current is not None or size_bytes < self._looked_at * _GROWN:
+            return
+        self._looked_at = size_bytes
+        self._live_bytes = trees.live_bytes()
+        too_much = 1 - self._live_bytes / size_bytes >= self._settings.fragmentation
+        if size_bytes >= self._settings.compact_min_bytes and too_much:
+            self.wanted = True
+
+    def begin(self, file: OpenFile, header: Header, path: Path, done: Callable[[], None]) -> None:
+        """Begin one; see `Compaction`."""
+        self.wanted = False
+        self.current = Compaction(file, header, path, self._settings.queue_bytes, done)
+
+    def note(self, edits: Sequence[Edit], dropped: int) -> None:
+        """See `Compaction.note`."""
+        if self.current is not None:
+            self.current.note(edits, dropped)
+
+    def result(self) -> tuple[IndexFile, Trees] | None:
+        """End the present one; see `Compaction.result`. Why there is no copy is said once."""
+        current, self.current = self.current, None
+        assert current is not None
+        found = current.result()
+        if current.error and current.error != self.error:
+            _LOG.warning("an index file is not compacted: %s", current.error)
+        self.failed += bool(current.error)
+        self.error = current.error
+        return found
+
+    def abandon(self) -> None:
+        """Make an end of the present one."""
+        current, self.current = self.current, None
+        if current is not None:
+            current.abandon()
+
+    def begin_over(self) -> None:
+        """Have one that is under way begin again: the trees have gone back (row I23)."""
+        self.wanted = self.wanted or self.current is not None
+        self.abandon()
+
+    def sizes(self, size_bytes: int) -> dict[str, int | float | bool | str]:
+        """Return what ``_info`` shows of them, for a file of this size."""
+        size_bytes = max(size_bytes, 1)
+        live_bytes = min(self._live_bytes, size_bytes)
+        return {
+            "data_bytes": live_bytes,
+            "fragmentation": round(1 - live_bytes / size_bytes, 4) if live_bytes else 0.0,
+            "compactions": self.done,
+            "compactions_failed": self.failed,
+            "compaction_error": self.error,
+            "compacting": self.current is not None,
+        }

@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 from uprmc.index.bitmaps import bitmap
 from uprmc.index.index_file import States
+from uprmc.index.model import Entry
+from uprmc.index.rows import id_key, split_id_value
 from uprmc.index.store import IndexStore
 
 #: Documents that are moved at once.
@@ -74,12 +77,32 @@ async def _moved_one(replica: Index, main: Index, vbucket: int) -> None:
     await main.do(partial(IndexStore.drop, vbuckets=[vbucket]))  # of an earlier time
     after = b""
     while True:
-        rows = await replica.do(
-            partial(IndexStore.exported, vbucket=vbucket, after=after, most=_PORTION)
-        )
+        rows = await replica.do(partial(_portion, vbucket=vbucket, after=after))
         if not rows[0]:
             break
         await main.do(partial(IndexStore.imported, rows=rows))
         after = rows[0][-1].key
     position, facts = await replica.do(partial(IndexStore.standing, vbucket=vbucket))
     await main.do(partial(IndexStore.adopt, vbucket=vbucket, position=position, facts=facts))
+
+
+def _portion(store: IndexStore, vbucket: int, after: bytes) -> list[list[Entry]]:
+    """Return entries of the id tree behind a key, and of each view the rows of these.
+
+    Args:
+        store: of the replica index, in its thread.
+        vbucket: of which documents.
+        after: key of the id tree, empty = from the beginning.
+    """
+    trees = store.view.trees
+    start = after + b"\0" if after else id_key(vbucket, b"")
+    rows = trees.ids.rows(start, wanted=1 << vbucket)
+    ids = list(islice((row for row in rows if row.vbucket == vbucket), _PORTION))
+    keys: list[list[bytes]] = [[] for _ in trees.views]
+    for entry in ids:
+        for some, of_view in zip(keys, split_id_value(entry.value), strict=True):
+            some += of_view
+    found = [
+        list(tree.get_many(some).values()) for tree, some in zip(trees.views, keys, strict=True)
+    ]
+    return [ids, *found]

@@ -25,7 +25,7 @@ class Counts(NamedTuple):
 
 def counts_of(store: IndexStore) -> Counts:
     """Return where they stand now; any thread may call it."""
-    return Counts(store.is_building, dict(store.rollbacks), store.compactions)
+    return Counts(store.is_building, dict(store.rollbacks), store.compacting.done)
 
 
 def tell_news(before: Counts, store: IndexStore, on_event: OnEvent, design: str) -> Counts:

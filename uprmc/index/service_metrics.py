@@ -91,7 +91,7 @@ _OF_STORES: tuple[tuple[str, _Kind, str, Callable[[IndexStore], float]], ...] = 
         "index_compactions_failed_total",
         "counter",
         "Compactions that have failed; the files before them go on.",
-        lambda store: store.compactions_failed,
+        lambda store: store.compacting.failed,
     ),
     (
         "index_disk_bytes",

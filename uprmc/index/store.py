@@ -24,13 +24,13 @@ from uprmc.client.state import Saved
 from uprmc.config import IndexSettings
 from uprmc.consume.batch import Batch
 from uprmc.index.bitmaps import bitmap, numbers
-from uprmc.index.compacting import Compaction
+from uprmc.index.compacting import Compactions
 from uprmc.index.edits import Edit, advanced, edits
 from uprmc.index.files import Files
 from uprmc.index.first_build import FirstBuild
 from uprmc.index.index_file import Contents, Facts, OpenFile, States, Trees, contents_of
 from uprmc.index.model import Entry, Mapped, Mapper
-from uprmc.index.rows import id_key, id_text, split_id_value
+from uprmc.index.rows import id_key, id_text
 from uprmc.index.tree import Header, Position, Tree
 from uprmc.index.upr_handler import WentBack
 from uprmc.index.versions import Documents, Latest, latest_of
@@ -40,9 +40,6 @@ _LOG = logging.getLogger("uprmc.index")
 
 #: Rows of lost vBuckets that are removed at once: some ten milliseconds.
 _CLEANED_ROWS = 5_000
-
-#: It is looked again how much of a file is of use when it has grown by this factor.
-_GROWN = 1.1
 
 
 class View(NamedTuple):
@@ -83,9 +80,7 @@ class IndexStore:
         instance: as what it is registered with nodes, empty = not yet.
         errors: the last documents whose maps failed: (id, seqno, why).
         rollbacks: how often, by kind: ``header``, ``old_file``, ``vbucket``, ``build``.
-        compactions: that have ended well.
-        compactions_failed: others, but for those that a rollback has ended.
-        compaction_error: why the last one has failed, empty = it has not.
+        compacting: compactions of its file.
         may_swap: no rollback is due or can be: all streams were accepted. Any thread may set it.
         on_work: called in any thread when there is work for when nothing else is to be done.
         headers_written: how many.
@@ -106,15 +101,10 @@ class IndexStore:
         self.map_calls = self.map_errors_total = self.headers_written = 0
         self.errors: deque[tuple[str, int, str]] = deque(maxlen=settings.map_errors)
         self.rollbacks: Counter[str] = Counter()
-        self.compactions = self.compactions_failed = 0
-        self.compaction_error = ""
+        self.compacting = Compactions(settings)
         self.may_swap = False
         self._cleaning = 0  # of some of their rows are gone
         self.on_work: Callable[[], None] = _nothing
-        self._compaction: Compaction | None = None
-        self._compact_wanted = False
-        self._looked_at = 0
-        self._live_bytes = 0
         self.header_at = time.monotonic()
         self._since: float | None = None
         self._changes = 0
@@ -155,8 +145,8 @@ class IndexStore:
             self._update(latest)
         self._touch(changes)
         self._publish()
-        if self._compaction is not None and self._compaction.has_ended and self.may_swap:
-            next(self._swap(self._compaction))
+        if self.may_swap and self.compacting.has_ended:
+            next(self._swap())
 
     def _indexed(self, batch: Batch) -> Batch:
         """Return a batch without what came late for vBuckets that are no longer indexed."""
@@ -173,8 +163,7 @@ class IndexStore:
 
     def _edit(self, found: Sequence[Edit], dropped: int) -> None:
         self._trees = self._trees.edited(found, dropped)
-        if self._compaction is not None:
-            self._compaction.note(found, dropped)
+        self.compacting.note(found, dropped)
 
     def _mapped(self, documents: Documents) -> list[Mapped]:
         """Run the maps of documents; note what fails."""
@@ -242,9 +231,7 @@ class IndexStore:
         if self._build is not None:
             self._start_build_over(self._build)
             raise WentBack
-        if self._compaction is not None:  # it begins again behind the rollback (row I23)
-            self._abandon_compaction()
-            self._compact_wanted = True
+        self.compacting.begin_over()
         if not seqno:
             self.rollbacks["vbucket"] += 1
             self.drop([vbucket])
@@ -296,27 +283,6 @@ class IndexStore:
             self._facts.pop(vbucket, None)
 
     # --- from one index to another --------------------------------------------------------------
-
-    def exported(self, vbucket: int, after: bytes, most: int) -> list[list[Entry]]:
-        """Return entries of the id tree behind a key, and of each view the rows of these.
-
-        Args:
-            vbucket: of which documents.
-            after: key of the id tree, empty = from the beginning.
-            most: of documents.
-        """
-        start = after + b"\0" if after else id_key(vbucket, b"")
-        rows = self._trees.ids.rows(start, wanted=1 << vbucket)
-        ids = list(islice((row for row in rows if row.vbucket == vbucket), most))
-        keys: list[list[bytes]] = [[] for _ in self._trees.views]
-        for entry in ids:
-            for some, of_view in zip(keys, split_id_value(entry.value), strict=True):
-                some += of_view
-        found = [
-            list(tree.get_many(some).values())
-            for tree, some in zip(self._trees.views, keys, strict=True)
-        ]
-        return [ids, *found]
 
     def imported(self, rows: Sequence[Sequence[Entry]]) -> None:
         """Take rows that another index of the same design has; `adopt` follows."""
@@ -401,7 +367,7 @@ class IndexStore:
         self.header_at = time.monotonic()
         self.headers_written += 1
         self._durable = saved
-        self._consider_compaction()
+        self.compacting.consider(self.files.current.file.size, self._trees)
 
     # --- in the background ----------------------------------------------------------------------
 
@@ -411,9 +377,9 @@ class IndexStore:
             return None
         if self.states.cleanup:
             return self._clean()
-        if self._compaction is not None and self._compaction.has_ended and self.may_swap:
-            return self._swap(self._compaction)
-        if self._compact_wanted and self._compaction is None and self.may_swap:
+        if self.may_swap and self.compacting.has_ended:
+            return self._swap()
+        if self.may_swap and self.compacting.wanted and self.compacting.current is None:
             return self._begin()
         return None
 
@@ -443,56 +409,26 @@ class IndexStore:
 
     def begin_compaction(self) -> None:
         """Compact the file as soon as no rollback is due, unless that is under way."""
-        self._compact_wanted = self._compaction is None
+        self.compacting.want()
 
     def _begin(self) -> Iterator[None]:
-        self._compact_wanted = False
         self.write_header()
-        file, header = self.files.current, self.files.header
+        header = self.files.header
         assert header is not None
-        limit_bytes = self._settings.queue_bytes
-        self._compaction = Compaction(
-            file, header, self.files.unfinished(), limit_bytes, lambda: self.on_work()
-        )
+        copy = self.files.unfinished()
+        self.compacting.begin(self.files.current, header, copy, lambda: self.on_work())
         yield
 
-    def _swap(self, compaction: Compaction) -> Iterator[None]:
+    def _swap(self) -> Iterator[None]:
         """Use the compacted file; the present one stays until nothing can need it."""
-        found = compaction.result()
-        self._compaction = None
-        self._note_compaction(compaction.error)
+        found = self.compacting.result()
         if found is not None:
             copy, self._trees = found
             self.files.swap(copy)
             self.write_header()
-            self.compactions += 1
+            self.compacting.done += 1
             self._publish()
         yield
-
-    def _note_compaction(self, error: str) -> None:
-        """Say once why there is none; the present file goes on."""
-        if error and error != self.compaction_error:
-            _LOG.warning("an index file is not compacted: %s", error)
-        self.compactions_failed += bool(error)
-        self.compaction_error = error
-
-    def _abandon_compaction(self) -> None:
-        compaction, self._compaction = self._compaction, None
-        if compaction is not None:
-            compaction.abandon()
-
-    def _consider_compaction(self) -> None:
-        """Look now and then how much of the file is of no use, and compact it if it is too much."""
-        size = self.files.current.file.size
-        if self._compaction is not None or size < self._looked_at * _GROWN:
-            return
-        self._looked_at = size
-        self._live_bytes = self._trees.live_bytes()
-        if (
-            size >= self._settings.compact_min_bytes
-            and 1 - self._live_bytes / size >= self._settings.fragmentation
-        ):
-            self._compact_wanted = True
 
     def drop_old_file(self, persisted: Mapping[int, int]) -> bool:
         """Drop the file before a compaction if no rollback can need it; return whether it is gone.
@@ -508,19 +444,12 @@ class IndexStore:
         return True
 
     def sizes(self) -> dict[str, int | float | bool | str]:
-        """Return sizes of the files, for ``_info``."""
-        size = max(self.files.current.file.size, 1)
-        live = min(self._live_bytes, size)
+        """Return sizes of the files, and what there is of compactions, for ``_info``."""
         return {
             "disk_bytes": self.files.disk_bytes,
-            "data_bytes": live,
-            "fragmentation": round(1 - live / size, 4) if live else 0.0,
             "headers": self.files.current.headers,
             "old_file": self.files.old is not None,
-            "compactions": self.compactions,
-            "compactions_failed": self.compactions_failed,
-            "compaction_error": self.compaction_error,
-            "compacting": self._compaction is not None,
+            **self.compacting.sizes(self.files.current.file.size),
         }
 
     def give_up(self) -> None:
@@ -536,7 +465,7 @@ class IndexStore:
             with ExitStack() as closing:  # all of it, whatever fails
                 closing.callback(self.files.close)
                 closing.callback(self._mapper.close)
-                closing.callback(self._abandon_compaction)
+                closing.callback(self.compacting.abandon)
                 if self._build is not None:
                     closing.callback(self._build.abandon)
 
