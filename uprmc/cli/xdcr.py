@@ -49,6 +49,8 @@ def _command(node: NodeAccess, verb: str, **given: object) -> Any:
         answer = connection.ask(request)
     if answer.status == Status.UNKNOWN_COMMAND:
         raise NodeError("the node knows no links: it is older than this uprmc")
+    if answer.status == Status.ACCESS_DENIED:
+        raise NodeError(f"the node at {node.place} refuses: {answer.reason}")
     if answer.status:
         why = answer.value.decode("utf-8", "replace") or answer.reason
         raise ConfigError(why) if answer.status == Status.INVALID_ARGUMENTS else NodeError(why)

@@ -109,7 +109,7 @@ def understood(
 def _refusal(reply: KvReply) -> UprmcError:
     text = reply.value.decode("utf-8", "replace") if not reply.datatype else ""
     if reply.status not in ERRORS:
-        return NodeError(f"the node refused with status {reply.status:#06x}: {text}")
+        return NodeError(f"the node refuses: {text or 'unknown status'} ({reply.status:04x})")
     return ERRORS[reply.status](text or STATUS_TEXT[reply.status].decode())
 
 

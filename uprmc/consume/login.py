@@ -63,7 +63,7 @@ def login_in_turns(
     answer = _told((yield RequestFrame(Opcode.SASL_LIST_MECHS)))
     if answer.status in (Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED):
         raise LoginRefused(
-            f"does not let {who} in: {answer.reason}; the node knows no logins: leave username out"
+            f"does not let {who} in: {answer.reason}; the node knows no logins: leave the user out"
         )
     if answer.status:
         raise LoginRefused(f"does not tell how to log in: {answer.reason}")
@@ -77,7 +77,9 @@ def login_in_turns(
             proof = yield from exchange.answer_in_turns(answer.value)
         answer = _told((yield RequestFrame(Opcode.SASL_STEP, key=name, value=proof)))
     if answer.status:
-        raise LoginRefused(f"does not let {who} in: {answer.reason}")
+        wrong = answer.status == Status.AUTH_ERROR
+        why = f"wrong name or password ({answer.status:04x})" if wrong else answer.reason
+        raise LoginRefused(f"does not let {who} in: {why}")
     exchange.finish(answer.value)
 
 
