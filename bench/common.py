@@ -110,6 +110,8 @@ class Load:
         }
         command = [str(mcload()), *(str(word) for pair in words.items() for word in pair)]
         command += ["-a"] * self.text + ["-L"] * fill
+        if server.login:
+            command += ["-u", server.login]
         limit_s = 600 if fill else self.seconds + self.warm_up_s + 60
         try:
             run = subprocess.run(

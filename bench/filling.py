@@ -6,10 +6,11 @@ import time
 
 from bench import common
 from interop.server_process import ServerProcess
-from interop.wire import SETQ, Wire, store, vbucket_of
+from interop.wire import SETQ, Wire, frame, store, vbucket_of
 
 _FLUSH_S = 240.0
 _PORTION = 1_000
+_SASL_AUTH = 0x21
 
 
 def items_of(count: int, value_bytes: int) -> list[tuple[bytes, bytes]]:
@@ -43,4 +44,7 @@ def wait_until_flushed(server: ServerProcess) -> None:
 def statistic(server: ServerProcess, name: bytes) -> int:
     """Return one number of the server's general statistics."""
     with Wire(server.memcached) as wire:
+        if server.login:
+            name, _, password = server.login.encode().partition(b":")
+            wire.ask(frame(_SASL_AUTH, b"PLAIN", value=b"\0%b\0%b" % (name, password)))
         return int(wire.statistics()[name])

@@ -8,6 +8,10 @@ Ours does more for a set: it writes it to disk. That work is in its CPU figure, 
 the first operation until everything is on disk; a window shorter than a few seconds would not be
 much longer than the commits that follow it.
 
+With ``--users`` our node has a users file and an audit log, and the generator logs in. With
+``--peer uprmc`` the peer is a node of ours without users, so that both options together show what
+logins cost.
+
 Variants show what caches do besides: documents with a TTL, multi-gets of 16 quiet gets and a NOOP,
 half sets, a million keys. Each is binary with 50 connections, 16 requests in flight on each.
 
@@ -16,6 +20,7 @@ half sets, a million keys. Each is binary with 50 connections, 16 requests in fl
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -29,6 +34,10 @@ from bench.common import Load, Report, column, ratio
 from bench.filling import wait_until_flushed
 from interop.server_process import ServerProcess, start_memcached, start_uprmc
 from uprmc import units
+from uprmc.login.credentials import Credentials
+from uprmc.login.scram import ITERATIONS_DEFAULT
+from uprmc.login.users import HASH_NAMES, SALT_BYTES, Role, new_user
+from uprmc.login.users_file import write_users
 
 SHAPES = "1x1,50x1,50x16,50x64"
 
@@ -41,6 +50,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 #: Our name of a figure -> mcload's.
 _FIGURES = {"ops_s": "ops_s", "p50_us": "p50_us", "p99_us": "p99_us", "generator_us": "gen_us_op"}
+_USER, _PASSWORD = "bench", "only-here"
 _MEMCACHED = ("-t", "1", "-R", "1000", "-m", "2048", "-c", "4096")
 
 
@@ -103,7 +113,7 @@ def run(arguments: Any) -> Report:
         raise common.BenchError(f"no variant {', '.join(sorted(unknown))}: {', '.join(VARIANTS)}")
     with ExitStack() as stack:
         servers = {
-            "peer": stack.enter_context(start_memcached(*_MEMCACHED)),
+            "peer": _peer(arguments, stack),
             "ours": _ours(arguments, stack),
         }
         _fill(base, servers)
@@ -146,8 +156,33 @@ def _driven(
 def _ours(arguments: Any, stack: ExitStack) -> ServerProcess:
     if arguments.ours == "memcached":
         return stack.enter_context(start_memcached(*_MEMCACHED))
-    directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="uprmc-bench-"))
-    return stack.enter_context(start_uprmc(Path(directory), *arguments.serve))
+    directory = _new_directory(stack)
+    login = _login_options(directory) if arguments.users else []
+    server = stack.enter_context(start_uprmc(directory / "data", *login, *arguments.serve))
+    server.login = f"{_USER}:{_PASSWORD}" if login else ""
+    return server
+
+
+def _peer(arguments: Any, stack: ExitStack) -> ServerProcess:
+    if arguments.peer == "uprmc":
+        return stack.enter_context(start_uprmc(_new_directory(stack), *arguments.serve))
+    return stack.enter_context(start_memcached(*_MEMCACHED))
+
+
+def _new_directory(stack: ExitStack) -> Path:
+    return Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="uprmc-bench-")))
+
+
+def _login_options(directory: Path) -> list[str]:
+    """Make a users file; return the options of a node that wants logins and writes them down."""
+    users = directory / "users.json"
+    salts = [os.urandom(SALT_BYTES) for _ in HASH_NAMES]
+    user = new_user(
+        Credentials(_USER, _PASSWORD), [Role.READ, Role.WRITE], salts, ITERATIONS_DEFAULT
+    )
+    write_users(str(users), [user])
+    options = {"server.users": users, "log.audit": directory / "audit"}
+    return [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
 
 
 def main() -> None:
@@ -158,6 +193,10 @@ def main() -> None:
     options.add_argument("--protocols", default="binary,text", help="binary, text or both")
     options.add_argument("--variants", default=",".join(VARIANTS), help="some of them, or none: ''")
     options.add_argument("--keys", type=int, default=100_000)
+    options.add_argument(
+        "--users", action="store_true", help="let our node have users; binary only"
+    )
+    options.add_argument("--peer", choices=["memcached", "uprmc"], default="memcached")
     arguments = options.parse_args()
     with common.reported_errors():
         common.require_memcached()

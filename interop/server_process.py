@@ -84,7 +84,7 @@ class ServerProcess:
 
     ``memcached`` is the listener for memcached clients. ``upr``, ``http`` and ``views`` are
     ``None`` for a peer that has no such thing; ``durable`` tells whether a restart is expected to
-    keep the data.
+    keep the data. ``login`` is NAME:PASSWORD where a server wants one, else empty.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class ServerProcess:
         self.upr: Address | None = None
         self.http: Address | None = None
         self.views: Address | None = None
+        self.login = ""
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by _reap
         try:
             self._process = start(
