@@ -15,6 +15,7 @@ import pytest
 
 from tests.client.consumer_world import node, write
 from tests.sinks.sink_contract import Documents, Lines, SinkContract
+from uprmc.sinks import http_post
 from uprmc.sinks.http_post import HttpPost
 from uprmc.sinks.sink import Sink, SinkError, SinkStopped
 
@@ -100,7 +101,8 @@ class TestHttpPost(SinkContract):
     """Some requests fail on the way; what comes twice has the same id."""
 
     @pytest.fixture(autouse=True)
-    def _receivers(self) -> Iterator[None]:
+    def _receivers(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(http_post, "_WAIT_MIN_S", 0.001)
         self.receivers: dict[Path, Receiver] = {}
         yield
         for receiver in self.receivers.values():
