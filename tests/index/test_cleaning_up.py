@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.index.test_store_histories import Histories
-from uprmc.index import store as store_module
+from uprmc.index import cleaning
 from uprmc.index.bitmaps import numbers
 from uprmc.index.index_file import States
 
@@ -20,7 +20,7 @@ SLICE = 3
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Histories]:
     """Three vBuckets with ten documents each."""
-    monkeypatch.setattr(store_module, "_CLEANED_ROWS", SLICE)
+    monkeypatch.setattr(cleaning, "_ROWS", SLICE)
     machine = Histories()
     for vbucket in range(3):
         machine.change(vbucket, [(b"key %d" % n, n) for n in range(8)], 99)

@@ -51,11 +51,11 @@ def test_the_file_ends_with_the_newest_header_below_the_seqno(machine: Histories
 @pytest.mark.acceptance("I24")
 def test_where_no_header_is_below_it_only_this_vbucket_begins_at_zero(machine: Histories) -> None:
     write(machine, 0, 8)
-    before = machine.store.map_calls
+    before = machine.store.maps.calls
     assert machine.store.roll_back(0, 1) is False
     assert machine.store.roll_back(0, 0) is True
     assert [machine.stands(vbucket) for vbucket in (0, 1, 2)] == [0, 2, 2]
-    assert machine.store.map_calls == before
+    assert machine.store.maps.calls == before
     machine.rows_are_those_of_where_it_stands()
 
 

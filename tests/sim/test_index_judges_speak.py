@@ -64,8 +64,8 @@ def _keep_rows_of_dropped_vbuckets(patch: pytest.MonkeyPatch) -> None:
 
     def drop(store: IndexStore, vbuckets: Any) -> None:
         for vbucket in vbuckets:
-            store._positions.pop(vbucket, None)
-            store._facts.pop(vbucket, None)
+            store._standings.positions.pop(vbucket, None)
+            store._standings.facts.pop(vbucket, None)
         store._publish()
 
     patch.setattr(IndexStore, "drop", drop)
@@ -129,7 +129,7 @@ def _forget_the_log(patch: pytest.MonkeyPatch) -> None:
     whole = IndexStore.learn
 
     def learn(store: IndexStore, saved: Any) -> None:
-        whole(store, {vb: each for vb, each in saved.items() if vb not in store._facts})
+        whole(store, {vb: each for vb, each in saved.items() if vb not in store._standings.facts})
 
     patch.setattr(IndexStore, "learn", learn)
     patch.setattr(IndexState, "load", lambda state: state._updates.positions())

@@ -321,12 +321,12 @@ class Group:
         return {
             "rows": self._rows(store),
             "documents": view.trees.ids.count,
-            "map_calls": store.map_calls,
+            "map_calls": store.maps.calls,
             "docs_mapped": store.docs_mapped,
-            "map_errors_total": store.map_errors_total,
+            "map_errors_total": store.maps.errors_total,
             "map_errors": [
                 {"id": key, "seqno": seqno, "reason": reason}
-                for key, seqno, reason in list(store.errors)
+                for key, seqno, reason in list(store.maps.errors)
             ],
             **store.sizes(),
             "rollbacks": dict(store.rollbacks),
@@ -356,7 +356,7 @@ class Group:
         return {
             "vbuckets": [] if store is None else numbers(store.view.states.active),
             "rows": self._rows(store),
-            "map_calls": 0 if store is None else store.map_calls,
+            "map_calls": 0 if store is None else store.maps.calls,
         }
 
 

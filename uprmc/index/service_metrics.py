@@ -73,13 +73,13 @@ _OF_STORES: tuple[tuple[str, _Kind, str, Callable[[IndexStore], float]], ...] = 
         "index_map_calls_total",
         "counter",
         "Documents that were mapped.",
-        lambda store: store.map_calls,
+        lambda store: store.maps.calls,
     ),
     (
         "index_map_errors_total",
         "counter",
         "Documents of which a map has failed.",
-        lambda store: store.map_errors_total,
+        lambda store: store.maps.errors_total,
     ),
     (
         "index_headers_total",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from uprmc.index.store import View
 from uprmc.index.tree import Tree
+from uprmc.index.view import View
 
 
 class Snapshot:

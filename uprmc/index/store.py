@@ -14,52 +14,31 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain, islice
-from typing import NamedTuple
+from itertools import chain
 
 from uprmc.client.state import Saved
 from uprmc.config import IndexSettings
 from uprmc.consume.batch import Batch
 from uprmc.index.bitmaps import bitmap, numbers
+from uprmc.index.cleaning import cleaning_edits
 from uprmc.index.compacting import Compactions
+from uprmc.index.counted_maps import CountedMaps
 from uprmc.index.edits import Edit, advanced, edits
 from uprmc.index.files import Files
 from uprmc.index.first_build import FirstBuild
-from uprmc.index.index_file import Contents, Facts, OpenFile, States, Trees, contents_of
+from uprmc.index.index_file import Contents, Facts, OpenFile, States, contents_of
 from uprmc.index.model import Entry, Mapped, Mapper
-from uprmc.index.rows import id_key, id_text
-from uprmc.index.tree import Header, Position, Tree
+from uprmc.index.rows import id_key
+from uprmc.index.standings import Standings
+from uprmc.index.tree import Header, Position
 from uprmc.index.upr_handler import WentBack
 from uprmc.index.versions import Documents, Latest, latest_of
-from uprmc.model import SnapshotRange
+from uprmc.index.view import View
 
 _LOG = logging.getLogger("uprmc.index")
-
-#: Rows of lost vBuckets that are removed at once: some ten milliseconds.
-_CLEANED_ROWS = 5_000
-
-
-class View(NamedTuple):
-    """What is published: everything a query needs, of one moment.
-
-    Attributes:
-        file: which the trees are in, and who reads it.
-        trees: the id tree and those of the views.
-        positions: where each vBucket stands; none while the first build is not loaded.
-        facts: what was learned of each.
-        states: what is done with each.
-        building: the trees are empty because the first build is not loaded yet.
-    """
-
-    file: OpenFile
-    trees: Trees
-    positions: Mapping[int, Position]
-    facts: Mapping[int, Facts]
-    states: States
-    building: bool
 
 
 class IndexStore:
@@ -75,10 +54,9 @@ class IndexStore:
     Attributes:
         view: what is published.
         states: what is done with each vBucket.
-        map_calls, map_errors_total: since the store was opened.
+        maps: of the design, counted since the store was opened.
         docs_mapped: since the index was begun.
         instance: as what it is registered with nodes, empty = not yet.
-        errors: the last documents whose maps failed: (id, seqno, why).
         rollbacks: how often, by kind: ``header``, ``old_file``, ``vbucket``, ``build``.
         compacting: compactions of its file.
         may_swap: no rollback is due or can be: all streams were accepted. Any thread may set it.
@@ -97,9 +75,9 @@ class IndexStore:
     ) -> None:
         self.files = files
         self._signature, self._num_vbuckets = signature, num_vbuckets
-        self._mapper, self._settings = mapper, settings
-        self.map_calls = self.map_errors_total = self.headers_written = 0
-        self.errors: deque[tuple[str, int, str]] = deque(maxlen=settings.map_errors)
+        self._settings = settings
+        self.maps = CountedMaps(mapper, settings.map_errors)
+        self.headers_written = 0
         self.rollbacks: Counter[str] = Counter()
         self.compacting = Compactions(settings)
         self.may_swap = False
@@ -110,7 +88,7 @@ class IndexStore:
         self._changes = 0
         self._take(files.header)
         self._durable = self.positions()
-        empty = not self._positions and not self._trees.vbuckets
+        empty = not self._standings.positions and not self._trees.vbuckets
         self._build = FirstBuild(files.current, settings) if empty else None
         self._publish()
         self._drop_unfinished()
@@ -119,14 +97,14 @@ class IndexStore:
         """Stand where a header stands."""
         self._trees = self.files.current.trees(header)
         contents = contents_of(header)
-        self._positions, self._facts = dict(contents.positions), dict(contents.facts)
+        self._standings = Standings(contents.positions, contents.facts)
         self.states, self.docs_mapped = contents.states, contents.docs_mapped
         self.instance = contents.instance
 
     def _publish(self) -> None:
         building = self._build is not None
-        positions = {} if building else dict(self._positions)
-        facts = dict(self._facts)
+        positions = {} if building else dict(self._standings.positions)
+        facts = dict(self._standings.facts)
         trees, file = self._trees, self.files.current
         self.view = View(file, trees, positions, facts, self.states, building)
 
@@ -135,7 +113,8 @@ class IndexStore:
     def apply(self, batches: list[Batch]) -> None:
         """Bring the trees up to date with changes of vBuckets that are indexed."""
         batches = [self._indexed(batch) for batch in batches]
-        self._positions |= advanced(self._positions, batches)
+        positions = self._standings.positions
+        positions |= advanced(positions, batches)
         changes = sum(map(len, batches))
         latest = latest_of(batches)
         if self._build is not None:
@@ -166,17 +145,8 @@ class IndexStore:
         self.compacting.note(found, dropped)
 
     def _mapped(self, documents: Documents) -> list[Mapped]:
-        """Run the maps of documents; note what fails."""
-        if not documents:
-            return []
-        found = self._mapper.map(documents)
-        self.map_calls += len(found)
+        found = self.maps.map(documents)
         self.docs_mapped += len(found)
-        for at, mapped in enumerate(found):
-            if mapped.error is not None:
-                self.map_errors_total += 1
-                document = documents[at]
-                self.errors.append((id_text(document.key), document.seqno, mapped.error))
         return found
 
     def _touch(self, changes: int = 1) -> None:
@@ -188,30 +158,23 @@ class IndexStore:
 
     def learn(self, saved: Mapping[int, Saved]) -> None:
         """Keep logs, purge seqnos and terms."""
-        for vbucket, each in saved.items():
-            self._facts[vbucket] = Facts(each.log, each.purge_seqno, each.term)
+        self._standings.learn(saved)
         self._touch()
         self._publish()
 
     def forget(self, vbuckets: Iterable[int]) -> None:
         """Forget them; their rows are gone already."""
-        self._forget(vbuckets)
+        self._standings.forget(vbuckets)
         self._touch()
         self._publish()
 
     def positions(self) -> dict[int, Saved]:
         """Where the trees stand, or will when the first build is loaded."""
-        found = {}
-        for vbucket, (seqno, start, end) in list(self._positions.items()):
-            facts = self._facts.get(vbucket) or Facts()
-            snapshot = SnapshotRange(start, end if seqno > start else seqno)
-            found[vbucket] = Saved(seqno, snapshot, facts.log, seqno, facts.purge_seqno, facts.term)
-        return found
+        return self._standings.saved()
 
     def seqno_of(self, vbucket: int) -> int:
         """Where a vBucket stands, 0 = nowhere."""
-        position = self._positions.get(vbucket)
-        return 0 if position is None else position.seqno
+        return self._standings.seqno_of(vbucket)
 
     def durable_of(self, vbucket: int) -> Saved | None:
         """Where the newest synced header stands."""
@@ -225,7 +188,7 @@ class IndexStore:
         Raises:
             WentBack: to an older header, with all vBuckets.
         """
-        stands = self._positions.get(vbucket)
+        stands = self._standings.positions.get(vbucket)
         if stands is None or 0 < stands.seqno <= seqno:
             return True
         if self._build is not None:
@@ -236,7 +199,7 @@ class IndexStore:
             self.rollbacks["vbucket"] += 1
             self.drop([vbucket])
             return True
-        found = self.files.header_below(vbucket, seqno, self._positions)
+        found = self.files.header_below(vbucket, seqno, self._standings.positions)
         if found is None:
             return False
         self._return_to(*found)
@@ -248,7 +211,7 @@ class IndexStore:
         states, instance, mapped = self.states, self.instance, self.docs_mapped
         self.files.cut_to(file, header)
         self._take(header)
-        gone = bitmap(self._positions) & ~states.indexed
+        gone = bitmap(self._standings.positions) & ~states.indexed
         was, self.states = self.states, states._replace(cleanup=states.cleanup | gone)
         self.instance, self.docs_mapped = instance, mapped
         self._since, self._changes = None, 0
@@ -261,8 +224,7 @@ class IndexStore:
     def _start_build_over(self, build: FirstBuild) -> None:
         self.rollbacks["build"] += 1
         build.abandon()
-        self._positions.clear()
-        self._facts.clear()
+        self._standings = Standings({}, {})
         self._build = FirstBuild(self.files.current, self._settings)
         self._publish()
 
@@ -273,14 +235,9 @@ class IndexStore:
         if bits:
             self._edit([Edit((), ())] * (1 + len(self._trees.views)), bits)
         self._cleaning &= ~bitmap(found)
-        self._forget(found)
+        self._standings.forget(found)
         self._touch()
         self._publish()
-
-    def _forget(self, vbuckets: Iterable[int]) -> None:
-        for vbucket in vbuckets:
-            self._positions.pop(vbucket, None)
-            self._facts.pop(vbucket, None)
 
     # --- from one index to another --------------------------------------------------------------
 
@@ -291,17 +248,17 @@ class IndexStore:
 
     def standing(self, vbucket: int) -> tuple[Position, Facts]:
         """Return where a vBucket stands, and what was learned of it."""
-        return self._positions[vbucket], self._facts.get(vbucket) or Facts()
+        return self._standings.positions[vbucket], self._standings.facts_of(vbucket)
 
     def adopt(self, vbucket: int, position: Position, facts: Facts) -> None:
         """Stand where another index stood whose rows were imported."""
-        self._positions[vbucket], self._facts[vbucket] = position, facts
+        self._standings.positions[vbucket], self._standings.facts[vbucket] = position, facts
         self._touch()
         self._publish()
 
     def _drop_unfinished(self) -> None:
         """Remove rows of vBuckets that stand nowhere: an import or a cleanup was interrupted."""
-        stray = self._trees.vbuckets & ~bitmap(self._positions)
+        stray = self._trees.vbuckets & ~bitmap(self._standings.positions)
         if stray:
             self.drop(numbers(stray))
 
@@ -358,7 +315,11 @@ class IndexStore:
             return
         saved = self.positions()
         contents = Contents(
-            dict(self._positions), self._facts, self.states, self.docs_mapped, self.instance
+            dict(self._standings.positions),
+            self._standings.facts,
+            self.states,
+            self.docs_mapped,
+            self.instance,
         )
         self.files.current.write_header(
             self._trees, contents, signature=self._signature, num_vbuckets=self._num_vbuckets
@@ -384,20 +345,14 @@ class IndexStore:
         return None
 
     def _clean(self) -> Iterator[None]:
-        """Remove some rows of vBuckets that are no longer wanted (row I16).
-
-        The id tree comes last: what it has says which vBuckets have rows.
-        """
+        """Remove some rows of vBuckets that are no longer wanted."""
         bits = self.states.cleanup
-        self._forget(numbers(bits))
+        self._standings.forget(numbers(bits))
         self._cleaning |= bits
-        trees = (*self._trees.views, self._trees.ids)
-        place = next((n for n, tree in enumerate(trees) if tree.vbuckets & bits), None)
-        if place is None or not self._trees.vbuckets & ~bits:
-            self.drop(numbers(bits))  # nothing else is there, so nothing has to be read
+        edits = cleaning_edits(self._trees, bits)
+        if edits is None:
+            self.drop(numbers(bits))
         else:
-            edits = [Edit((), ())] * len(trees)
-            edits[(place + 1) % len(trees)] = Edit(_keys_of(trees[place], bits), ())
             self._edit(edits, 0)
         left = bits & self._trees.vbuckets
         self.change_states(lambda states: states._replace(cleanup=left))
@@ -454,7 +409,7 @@ class IndexStore:
 
     def give_up(self) -> None:
         """Have maps that do not end raise `GivenUp`; any thread may call this."""
-        self._mapper.give_up()
+        self.maps.give_up()
 
     def close(self, *, orderly: bool) -> None:
         """Close the file, having written a header if `orderly`."""
@@ -464,15 +419,10 @@ class IndexStore:
         finally:
             with ExitStack() as closing:  # all of it, whatever fails
                 closing.callback(self.files.close)
-                closing.callback(self._mapper.close)
+                closing.callback(self.maps.close)
                 closing.callback(self.compacting.abandon)
                 if self._build is not None:
                     closing.callback(self._build.abandon)
-
-
-def _keys_of(tree: Tree, vbuckets: int) -> list[bytes]:
-    """Return the first keys that rows of some vBuckets have in a tree."""
-    return [row.key for row in islice(tree.rows(wanted=vbuckets), _CLEANED_ROWS)]
 
 
 def _nothing() -> None:
