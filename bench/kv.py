@@ -177,9 +177,8 @@ def _login_options(directory: Path) -> list[str]:
     """Make a users file; return the options of a node that wants logins and writes them down."""
     users = directory / "users.json"
     salts = [os.urandom(SALT_BYTES) for _ in HASH_NAMES]
-    user = new_user(
-        Credentials(_USER, _PASSWORD), [Role.READ, Role.WRITE], salts, ITERATIONS_DEFAULT
-    )
+    roles = Role.READ, Role.WRITE, Role.MONITOR
+    user = new_user(Credentials(_USER, _PASSWORD), roles, salts, ITERATIONS_DEFAULT)
     write_users(str(users), [user])
     options = {"server.users": users, "log.audit": directory / "audit"}
     return [word for name, value in options.items() for word in ("--set", f"{name}={value}")]
