@@ -45,6 +45,6 @@ def statistic(server: ServerProcess, name: bytes) -> int:
     """Return one number of the server's general statistics."""
     with Wire(server.memcached) as wire:
         if server.login:
-            name, _, password = server.login.encode().partition(b":")
-            wire.ask(frame(_SASL_AUTH, b"PLAIN", value=b"\0%b\0%b" % (name, password)))
+            user, _, password = server.login.encode().partition(b":")
+            wire.ask(frame(_SASL_AUTH, b"PLAIN", value=b"\0%b\0%b" % (user, password)))
         return int(wire.statistics()[name])
