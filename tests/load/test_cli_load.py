@@ -224,6 +224,6 @@ def test_without_a_journal_sigterm_says_that_it_begins_again(
         when=lambda: len(contents(fresh_node)) > 100,
         signals=(signal.SIGTERM,),
     )
-    assert struck.code == 1
+    assert struck.code == 130
     assert "the same command begins again (with --resume FILE it would go on)" in struck.err
     assert struck.err.count("\n") == 1
