@@ -16,6 +16,7 @@ Source: seed 000, "how a client is served"; seed 003; design, decision 8; rows D
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 from itertools import chain
 
 from uprmc.engine.vbucket import VBucket
@@ -42,7 +43,6 @@ class Reading:
         end_seqno: the newest seqno in it.
         purge_seqno: deletions up to here may be missing from it.
         from_disk: whether the store is read too.
-        newer: keys whose version in the queue is newer than in the store; skip them in the store.
     """
 
     def __init__(self, vbucket: VBucket, view: StoreView | None, *, owns_view: bool = True) -> None:
@@ -69,11 +69,24 @@ class Reading:
         self.end_seqno = self._queue_view.high_seqno
         self._closed = False
         self._handover = 0
-        self.newer: frozenset[bytes] = frozenset()
         if header is not None:
             self._handover = header.high_seqno
             self.purge_seqno = max(self.purge_seqno, header.purge_seqno)
-            self.newer = frozenset(map(key_of, self._queue_view.records(self._handover)))
+
+    @cached_property
+    def newer(self) -> frozenset[bytes]:
+        """Keys whose version in the queue is newer than in the store: skip them in the store.
+
+        They are found when they are first asked for, since most of a lease is never read at once.
+        """
+        if not self.from_disk or self._closed:
+            return frozenset()
+        return frozenset(map(key_of, self._queue_view.records(self._handover)))
+
+    @property
+    def remembered(self) -> int:
+        """The number of `newer` keys, 0 while nobody has asked for them."""
+        return len(self.__dict__.get("newer", ()))
 
     def changes(self, after: int) -> Iterator[Item]:
         """Yield everything above seqno `after`, by rising seqno, one item for each key.

@@ -41,7 +41,6 @@ class Lease:
         reader: the id of the registered client that reads it, empty = none is named.
         readers: called when the lease ends; readers add themselves.
         reads: how many streams have read from it.
-        keys: number of keys that its readings remember because the queue has newer versions.
     """
 
     def __init__(
@@ -62,13 +61,17 @@ class Lease:
         self.held = held
         self.readers: dict[Callable[[], None], None] = {}
         self.reads = 0
-        self.keys = 0
         self._view = view
 
     def read(self, vbucket: VBucket) -> Reading:
         """Take the reading of one of its vBuckets, in the turn in which the lease is created."""
         on_disk = vbucket.queue.persisted > 0
         return Reading(vbucket, self._view if on_disk else None, owns_view=False)
+
+    @property
+    def keys(self) -> int:
+        """The number of keys that its readings remember because the queue has newer versions."""
+        return sum([reading.remembered for reading in self.readings.values()])
 
     def close(self) -> None:
         """Release everything; readers are called first."""
@@ -196,7 +199,6 @@ class Leases:
                 reading = readings[number] = lease.read(vbucket)
                 log = vbucket.failover_log
                 held[number] = Held(log, reading.end_seqno, reading.purge_seqno)
-                lease.keys += len(reading.newer)
         except StoreError:
             lease.close()
             raise

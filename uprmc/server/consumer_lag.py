@@ -217,7 +217,7 @@ def _look(producer: Producer, mark: _Mark) -> Generator[None, None, _Look]:
 
 def _memory(stream: Stream) -> int:
     reading = stream.reading
-    return _STREAM_BYTES + (0 if reading is None else len(reading.newer) * _READING_KEY_BYTES)
+    return _STREAM_BYTES + (0 if reading is None else reading.remembered * _READING_KEY_BYTES)
 
 
 def _kind(producer: Producer) -> str:

@@ -159,7 +159,7 @@ def unpack_header(data: bytes) -> VBucketHeader:
         raise StoreCorrupt(f"a vBucket header is not of version {HEADER_VERSION}")
     try:
         _, state, count, high, start, end, *others = _HEADER.unpack_from(data)
-        log = tuple(FailoverEntry(*pair) for pair in _FAILOVER.iter_unpack(data[_HEADER.size :]))
+        log = tuple(map(FailoverEntry._make, _FAILOVER.iter_unpack(data[_HEADER.size :])))
         known_state = VBucketState(state)
     except (struct.error, ValueError) as error:
         raise StoreCorrupt(f"a vBucket header cannot be read: {error}") from None
