@@ -182,9 +182,9 @@ class Talk:
         self._session.connection_lost()
 
     def _drain(self) -> None:
-        # A stream that begins rests for a turn after each piece: nothing twice is nothing.
+        # What begins may rest for some turns, as a count of rows does: nothing so often is nothing.
         silent = 0
-        while silent < 2:
+        while silent < 4:
             pieces = self._session.data_to_send(1 << 20)
             self.answered += b"".join(pieces)
             silent = 0 if pieces else silent + 1

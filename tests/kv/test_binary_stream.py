@@ -390,7 +390,7 @@ def test_commands_behind_the_limit_are_not_carried_out_yet(stuck: Peer) -> None:
 
 
 def test_what_is_to_be_dropped_is_dropped_even_then(stuck: Peer) -> None:
-    stuck.session.receive_data(frame(GET, b"v") * 7 + frame(0xFE, body_length=2_000_000))
+    stuck.session.receive_data(frame(GET, b"v") * 7 + frame(0xFD, body_length=2_000_000))
     left, said = 2_000_000, b""
     while left:
         if stuck.session.input_full:
@@ -399,7 +399,7 @@ def test_what_is_to_be_dropped_is_dropped_even_then(stuck: Peer) -> None:
         stuck.session.receive_data(b"x" * 50_000)
         left -= 50_000
         held_bytes(stuck.session)
-    assert (said + drained(stuck.session)).endswith(error(0xFE, 0x81))
+    assert (said + drained(stuck.session)).endswith(error(0xFD, 0x81))
     assert stuck.session._held == 0
     assert stuck.say(frame(NOOP)) == answer(NOOP)
 
