@@ -2,8 +2,9 @@
 # Install the programs that tests use but pip cannot bring: the memcached server and
 # libmemcached's tools to talk to and compare with, a C compiler for the load generator, the
 # headers pylibmc needs where no ready-made wheel of it exists, spymemcached with a JDK to compile
-# and run programs on it, and Node.js with npm for PouchDB. With the argument "bench" also what only benchmarks compare with:
-# the Redis server.
+# and run programs on it, Node.js with npm for PouchDB, Chromium for the page, curl, the PLAIN login
+# of libmemcached, systemd-analyze for the unit, and groff for the manual. With the argument "bench"
+# also what only benchmarks compare with: the Redis server.
 #
 # Does nothing when all are there. Without apt-get, or without the right to use it, it says what is
 # missing and succeeds: what needs those programs is then skipped and says so.
@@ -21,6 +22,10 @@ need_program cc gcc
 need_program javac default-jdk-headless
 need_program node nodejs
 need_program npm npm
+need_program chromium chromium
+need_program curl curl
+need_program systemd-analyze systemd
+need_program groff groff-base
 [ -e /usr/share/java/spymemcached.jar ] || missing="$missing libspymemcached-java"
 [ "${1:-}" = bench ] && need_program redis-server redis-server
 
@@ -31,6 +36,8 @@ need_header() { # header package
     done
     missing="$missing $2"
 }
+
+ls /usr/lib/*/sasl2/libplain.so >/dev/null 2>&1 || missing="$missing libsasl2-modules"
 
 need_header libmemcached/memcached.h libmemcached-dev
 need_header zlib.h zlib1g-dev
