@@ -150,10 +150,12 @@ def test_connections_have_memcacheds_fields(ours: ServerProcess, theirs: ServerP
 
 def test_what_was_done_counts_as_in_memcached(ours: ServerProcess, theirs: ServerProcess) -> None:
     here, there = group(ours), group(theirs)
+    # memcached increments in a new item if another of its threads looks at the old one just then.
+    assert int(there.pop("total_items")) - int(here["total_items"]) in (0, 1)
     counters = [
         name
         for name in there
-        if re.match(r"(get|delete|incr|decr|touch|cas)_|cmd_|store_|curr_items|total_items", name)
+        if re.match(r"(get|delete|incr|decr|touch|cas)_|cmd_|store_|curr_items", name)
     ]
     assert {name: here[name] for name in counters} == {name: there[name] for name in counters}
 
