@@ -191,15 +191,24 @@ def ends_of_branches(log: Sequence[FailoverEntry], high_seqno: int) -> dict[int,
     return ends
 
 
-def origin_here(log: Sequence[tuple[int, int]], seqno: int) -> Origin:
-    """Return the origin of a version that was first accepted in the vBucket with this log.
+def history_of(log: Sequence[tuple[int, int]], seqno: int) -> int:
+    """Return the uuid of the history in which a seqno was given, 0 = it is the beginning.
 
     A log keeps a limited number of branches. What was written before all of them counts as written
     in the oldest one, and that of a branch that was dropped as written in the one before it: all
-    copies of the vBucket have the same log, and so come to the same origin.
+    copies of the vBucket have the same log, and so come to the same answer. A branch that begins
+    right at the seqno names nothing that was written then, and may be unknown to a node that knows
+    the older one.
 
     Args:
-        log: (vb_uuid, seqno after which the branch begins), newest first, never empty.
-        seqno: the version's.
+        log: (vb_uuid, seqno after which the branch begins), newest first; an empty one tells none.
+        seqno: of a version, or of a place in the stream.
     """
-    return Origin(next((uuid for uuid, begin in log if begin < seqno), log[-1][0]), seqno)
+    if not (seqno and log):
+        return 0
+    return next((uuid for uuid, begin in log if begin < seqno), log[-1][0])
+
+
+def origin_here(log: Sequence[tuple[int, int]], seqno: int) -> Origin:
+    """Return the origin of a version that was first accepted in the vBucket with this log."""
+    return Origin(history_of(log, seqno), seqno)

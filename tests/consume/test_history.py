@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from uprmc.consume.history import (
     LOG_MAX_ENTRIES,
     check_presentable,
-    history_of,
     newest_boundary,
     newest_entries,
     read_log,
@@ -87,11 +86,6 @@ def test_a_boundary_above_the_point_does_not_count() -> None:
     assert newest_boundary(10, [12, 8, 3]) == 8
     assert newest_boundary(2, [12, 8, 3]) == 0
     assert newest_boundary(8, [12, 8, 3]) == 8
-
-
-def test_a_seqno_belongs_to_the_history_that_began_below_it() -> None:
-    assert [history_of(LOG, seqno) for seqno in (1, 10, 11, 20, 21)] == [1, 1, 2, 2, 3]
-    assert history_of(LOG, 0) == 3
 
 
 def test_a_history_is_shared_up_to_where_the_next_one_begins() -> None:

@@ -15,6 +15,7 @@ from uprmc.rollback import (
     check_range,
     check_reach,
     check_versions,
+    history_of,
     rollback_point,
     shared_until,
 )
@@ -280,3 +281,24 @@ def test_a_list_that_is_no_failover_log_is_refused(versions: str) -> None:
 @pytest.mark.parametrize("versions", ["", "C@0", "C@100 B@100 A@0"])
 def test_a_failover_log_within_the_limit_is_read(versions: str) -> None:
     check_versions(at(200, C, versions), limit=3)
+
+
+@pytest.mark.parametrize(
+    ("log", "seqno", "uuid"),
+    [
+        ("C@20 B@10 A@0", 21, "C"),
+        ("C@20 B@10 A@0", 20, "B"),
+        ("C@20 B@10 A@0", 11, "B"),
+        ("C@20 B@10 A@0", 10, "A"),
+        ("C@20 B@10 A@0", 1, "A"),
+        ("C@20 B@10 A@0", 0, "0"),  # the beginning is in every history
+        ("C@20 B@10", 10, "B"),  # older than all that is kept: the oldest
+        ("C@20 B@10", 1, "B"),
+        ("C@20", 20, "C"),
+        ("", 7, "0"),  # nothing is known of it
+    ],
+)
+def test_a_seqno_belongs_to_the_history_that_began_below_it(
+    log: str, seqno: int, uuid: str
+) -> None:
+    assert history_of(log_of(log), seqno) == UUIDS[uuid]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.xdcr.cluster import DataCentres, documents, write
+from uprmc.model import VBucketState
 from uprmc.server.node import Node
 from uprmc.xdcr.link import Link
 
@@ -207,3 +208,21 @@ def test_what_the_target_refuses_for_now_is_sent_again(centres: DataCentres) -> 
     centres.until_level(link)
     assert documents(a) == documents(b)
     assert link.counters.docs_written == 400
+
+
+# --- what was written before all branches that are kept -------------------------------------------
+
+
+def test_what_is_older_than_the_oldest_kept_branch_is_copied(centres: DataCentres) -> None:
+    a, b = centres.start("a", engine__max_failover_entries=2), centres.start("b")
+    for first in range(0, 40, 10):
+        write(a, first, 10)
+        for number in ALL:
+            a.bucket.set_state(number, VBucketState.REPLICA)
+            a.bucket.set_state(number, VBucketState.ACTIVE)
+    assert all(len(each.failover_log) == 2 for each in a.bucket.active.values())
+    link = centres.link(a, b)
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    assert len(documents(b)) == 40
+    assert link.counters.docs_refused == 0

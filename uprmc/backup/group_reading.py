@@ -22,6 +22,7 @@ from uprmc.columnar.errors import LeaseEnded, ProtocolError
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
+from uprmc.rollback import history_of
 
 #: What files have; `value` is left out on request. Locks and places are the node's own affair.
 COLUMNS = Columns(
@@ -92,7 +93,7 @@ def read_group(task: GroupTask) -> GroupDone:
     """
     tally = _Tally(task)
     ranges = [
-        Range(vbucket, part.start, _uuid(part), part.start, part.start)
+        Range(vbucket, part.start, history_of(part.log, part.start), part.start, part.start)
         for vbucket, part in task.parts.items()
         if part.start < part.end
     ]
@@ -109,11 +110,6 @@ def read_group(task: GroupTask) -> GroupDone:
         tally.take(batch)
         pace.took(batch.num_rows)
     return tally.finished([each.vbucket for each in ranges])
-
-
-def _uuid(part: VBucketPart) -> int:
-    """Return the history to name in the request: the one that `start` lies in, by its log."""
-    return next((uuid for uuid, seqno in part.log if seqno < part.start), 0)
 
 
 class _Tally:

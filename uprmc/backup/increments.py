@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from uprmc.backup.manifest import Manifest, VBucketPart
 from uprmc.columnar.errors import BackupForeign
-from uprmc.consume.history import history_of
 from uprmc.model import SnapshotRange
-from uprmc.rollback import Held, Position, rollback_point
+from uprmc.rollback import Held, Position, history_of, rollback_point
 
 
 @dataclass(frozen=True)
@@ -68,7 +67,7 @@ def boundaries_of(parts: Sequence[VBucketPart]) -> list[tuple[int, int]]:
 
 def _history_of(part: VBucketPart) -> int:
     """Return the history in which the last seqno was given: the newest may have begun after it."""
-    return history_of(part.log, part.end) if part.log and part.end else part.uuid
+    return history_of(part.log, part.end) or part.uuid
 
 
 def _is_shared(uuid: int, seqno: int, present: Held) -> bool:

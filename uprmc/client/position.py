@@ -24,7 +24,7 @@ from typing import NamedTuple
 from uprmc import rollback
 from uprmc.client.state import Saved
 from uprmc.model import SEQNO_MAX, FailoverEntry, FailoverLog, SnapshotRange
-from uprmc.rollback import Held, rollback_point, shared_until
+from uprmc.rollback import Held, history_of, rollback_point, shared_until
 
 #: A node reads so many known versions of a stream request.
 VERSIONS_MAX = 25
@@ -126,15 +126,14 @@ class Place:
         end = self.end if seqno > self.whole else seqno
         snapshot = SnapshotRange(self.whole if seqno > self.whole else seqno, end)
         known = tuple(entry for entry in self.log if entry.seqno <= seqno)[:VERSIONS_MAX]
-        below = next((entry.uuid for entry in known if entry.seqno < seqno), 0)
-        uuid = (below or known[0].uuid) if known else 0
+        known = known or self.log[:VERSIONS_MAX]  # older than all that the log has kept
+        uuid = (history_of(known, seqno) or known[0].uuid) if known else 0
         return Asked(seqno, snapshot, uuid, known, self.term)
 
     @property
     def position(self) -> Position:
         """The last whole snapshot, as a program may keep it."""
-        uuid = next((entry.uuid for entry in self.log if entry.seqno < self.whole), 0)
-        return Position(self.whole, uuid)
+        return Position(self.whole, history_of(self.log, self.whole))
 
     @property
     def watermark(self) -> Position:
@@ -142,8 +141,7 @@ class Place:
         seqno, log = self.stood_at, self.log
         if self.durable is not None:
             seqno, log = self.durable.snapshot.start, self.durable.log
-        uuid = next((entry.uuid for entry in log if entry.seqno < seqno), 0)
-        return Position(seqno, uuid)
+        return Position(seqno, history_of(log, seqno))
 
     @property
     def pieces(self) -> int:

@@ -21,10 +21,10 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.nodes import Nodes, Standing
 from uprmc.columnar.rows import DELETE, EXPIRE, SET
 from uprmc.columnar.schema import Columns
-from uprmc.consume.history import history_of
 from uprmc.consume.undo import Refused, question, version
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import Item, Life, vbucket_of
+from uprmc.rollback import history_of
 
 #: More keys than this are not asked for one by one: reading their vBuckets is cheaper.
 KEYS_MAX = 10_000

@@ -73,13 +73,3 @@ def newest_boundary(point: int, boundaries: Iterable[int]) -> int:
         boundaries: ends of snapshots that were read completely, in any order.
     """
     return max((each for each in boundaries if each <= point), default=0)
-
-
-def history_of(log: Entries, seqno: int) -> int:
-    """Return the uuid of the history in which `seqno` was given.
-
-    One that begins right at `seqno` names nothing that a reader holds, and may be unknown to a node
-    that knows the older one. At the beginning every history will do: the newest is returned.
-    """
-    below = (uuid for uuid, begin in log if begin < seqno)
-    return next(below, log[0][0])

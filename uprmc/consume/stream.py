@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from uprmc.model import FailoverEntry, SnapshotRange
 from uprmc.protocol.upr import Marker
+from uprmc.rollback import history_of
 
 #: Above every seqno: nothing may come before a marker.
 NOTHING = 2**64
@@ -99,7 +100,7 @@ class StreamState:
 
     def history_of(self, seqno: int) -> int:
         """Return the vb_uuid of the branch in which a seqno was given."""
-        return next((entry.uuid for entry in self.log if entry.seqno < seqno), 0)
+        return history_of(self.log, seqno)
 
     def announce(self, marker: Marker, *, strict: bool = False) -> int | None:
         """Take a marker; return the end of the snapshot that it completes, if it does.

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 
 from uprmc.client.state import Saved
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
+from uprmc.rollback import history_of
 
 _FORMAT = 0x81
 _HEAD_BYTES = 6
@@ -33,7 +34,10 @@ _FORMER = frozenset({2, 3, 4, 5, 6, 8})
 
 def encoded(places: Mapping[int, Saved]) -> str:
     """Return the token of some places; a vBucket at the beginning is left out."""
-    rows = [(vbucket, *place[:2], _history(place)) for vbucket, place in sorted(places.items())]
+    rows = [
+        (vbucket, *place[:2], history_of(place.log, place.seqno))
+        for vbucket, place in sorted(places.items())
+    ]
     whole = [row for row in rows if row[1] and not row[2].start < row[1] < row[2].end]
     inside = [row for row in rows if row[2].start < row[1] < row[2].end]
     width = _width(max((max(row[1], row[2].end) for row in rows), default=0))
@@ -86,11 +90,6 @@ def _rows(data: bytes, width: int, uuid_width: int, *, bounds: int) -> Iterator[
             raise ValueError("this is no token")
         log = (FailoverEntry(uuid, 0),) if uuid else ()
         yield vbucket, Saved(seqno, SnapshotRange(start, end), log, seqno)
-
-
-def _history(place: Saved) -> int:
-    """Return the number of the history in which the seqno of a place was given."""
-    return next((entry.uuid for entry in place.log if entry.seqno < place.seqno), 0)
 
 
 def _width(most: int) -> int:

@@ -32,7 +32,7 @@ from functools import partial
 
 from uprmc import rollback
 from uprmc.columnar.errors import DataLost, NoVBucket, RolledBack, VBucketsChanged
-from uprmc.consume.history import history_of, newest_boundary
+from uprmc.consume.history import newest_boundary
 from uprmc.model import FailoverLog, SnapshotRange
 from uprmc.spark.offsets import Offset, Position, thinned
 
@@ -226,7 +226,7 @@ def _opened(here: Settled, number: int, seen: Seen, rules: Rules) -> Position:
     if position.seqno == seen.high_seqno:
         return position if position.snapshot is None else _closed(position)
     snapshot = (position.boundary, seen.high_seqno)
-    return replace(position, uuid=history_of(seen.log, seen.high_seqno), snapshot=snapshot)
+    return replace(position, uuid=rollback.history_of(seen.log, seen.high_seqno), snapshot=snapshot)
 
 
 def _shared(here: Settled, number: int, seen: Seen) -> int | None:

@@ -19,8 +19,8 @@ import numpy as np
 from uprmc.columnar.read_state import SEQNO_MAX, Range, ReadState
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
-from uprmc.consume.history import history_of
 from uprmc.consume.ranges import VBUCKETS_MAX
+from uprmc.rollback import history_of
 from uprmc.spark.offsets import Position
 from uprmc.spark.options import ReadOptions
 
@@ -102,5 +102,5 @@ class _Places:
     def _begin(self, state: ReadState) -> Begin:
         is_there = self._first[state.vbucket] < SEQNO_MAX
         seqno = int(self._before[state.vbucket]) if is_there else state.end
-        uuid = history_of(state.log, seqno) if seqno else 0
+        uuid = history_of(state.log, seqno)
         return Begin(Position(uuid, seqno), state.purge_seqno)

@@ -11,9 +11,8 @@ from dataclasses import replace
 from uprmc.columnar.errors import RolledBack, VBucketsChanged
 from uprmc.columnar.nodes import Nodes, Standing
 from uprmc.columnar.read_state import Range
-from uprmc.consume.history import history_of
 from uprmc.model import SEQNO_MAX, FailoverEntry
-from uprmc.rollback import shared_until
+from uprmc.rollback import history_of, shared_until
 from uprmc.spark.offsets import Offset, Position, starting_at
 
 
