@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -13,8 +14,9 @@ from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
-from uprmc.xdcr import checkpoint, links, sender
+from uprmc.xdcr import checkpoint, links, sender, spec
 from uprmc.xdcr.checkpoint import decode_one
+from uprmc.xdcr.spec import FILTER_MAX_BYTES, FILTER_MAX_STEPS, pattern_of
 from uprmc.xdcr.target import Target
 
 
@@ -53,6 +55,53 @@ def test_only_keys_that_pass_the_filter_are_sent(centres: DataCentres) -> None:
     centres.until_level(link)
     assert sorted(documents(b)) == [b"k%d" % number for number in range(10)]
     assert link.counters.docs_filtered == 90
+
+
+def test_a_filter_that_would_try_every_way_keeps_nobody_waiting(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    a.bucket.vbuckets[0].store(b"a" * 200 + b"!", b"v", 0, 0)
+    a.bucket.vbuckets[0].store(b"a" * 200, b"v", 0, 0)
+    link = centres.link(a, b, filter_key="^(a+)+$")
+    centres.until_level(link)
+    assert list(documents(b)) == [b"a" * 200]
+
+
+def test_a_filter_may_have_as_many_bytes_and_steps_as_is_said() -> None:
+    assert pattern_of("é" * (FILTER_MAX_BYTES // 2)).search(b"no") is None
+    more = FILTER_MAX_STEPS - pattern_of("a{900}b{900}").programsize
+    assert pattern_of("a{900}b{900}" + "c" * more).programsize == FILTER_MAX_STEPS
+    with pytest.raises(InvalidArguments, match="too large"):
+        pattern_of("a{900}b{900}" + "c" * (more + 1))
+
+
+def test_a_large_filter_looks_at_few_keys_at_a_time(centres: DataCentres) -> None:
+    costly = sender.Rules(pattern=pattern_of("a{900}"))
+    assert costly.most_items is not None
+    assert costly.most_items <= 2
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 100)
+    link = centres.link(a, b, filter_key="^k(.{900}|[0-9])$")
+    centres.until_level(link)
+    assert sorted(documents(b)) == [b"k%d" % number for number in range(10)]
+    assert link.counters.docs_filtered == 90
+
+
+def test_a_kept_filter_that_is_none_stops_its_link_and_no_other(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 10)
+    link = centres.link(a, b)
+    centres.until_level(link)
+    old = replace(link.spec, name="old", id="0" * 12, filter_key="(?<!x)y")
+    a.bucket.flusher.write_local(spec.NAME, spec.encode([link.spec, old]), lambda _: None)
+    centres.stop("a")
+    a = centres.start("a")
+    write(a, 10, 10)
+    centres.until_level(a.links.by_name["west"])
+    stopped = centres.command(a, "status", name="old")
+    assert stopped["state"] == "error"
+    assert "RE2" in stopped["error"]
+    assert centres.command(a, "resume", name="old")["state"] == "error"
+    assert centres.command(a, "delete", name="old") == {"name": "old"}
 
 
 def test_filtered_deletions_are_not_sent(centres: DataCentres) -> None:
@@ -121,6 +170,11 @@ def test_a_link_that_makes_no_sense_is_refused(centres: DataCentres) -> None:
         ({"name": "a", "to": "nowhere"}, "no target"),
         ({"name": "a", "to": place}, "this node itself"),
         ({"name": "a", "to": "host:1", "filter_key": "("}, "no regular expression"),
+        ({"name": "a", "to": "host:1", "filter_key": "(?=a)b"}, "no regular expression of RE2"),
+        ({"name": "a", "to": "host:1", "filter_key": r"(a)\1"}, "no regular expression of RE2"),
+        ({"name": "a", "to": "host:1", "filter_key": "(" * 400}, "no regular expression of RE2"),
+        ({"name": "a", "to": "host:1", "filter_key": "a{900}b{900}c{900}"}, "2000 are allowed"),
+        ({"name": "a", "to": "host:1", "filter_key": "é" * 501}, "longer than 1000 bytes"),
         ({"name": "a", "to": "host:1", "set": {"batch_items": "1"}}, "not between 10 and 10000"),
         ({"name": "a", "to": "host:1", "set": {"colour": "1"}}, "no setting 'colour'"),
         ({"name": "a", "to": "host:1", "user": "u"}, "go together"),

@@ -87,6 +87,7 @@ class Link:
         self._pausing_since = 0.0
         self._closed = False
         self._renewed_at = self._checked_at = self._clock.monotonic()
+        self.sender.apply_settings()
 
     @property
     def spec(self) -> LinkSpec:

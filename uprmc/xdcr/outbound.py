@@ -56,9 +56,16 @@ class Outbound:
         """Tell whether something may be sent to a node."""
         return bool(self._queues.get(place))
 
-    def take(self, place: str) -> tuple[Shipment, Part]:
-        """Return what may be sent next to a node that `has` something."""
-        return self._pop(self._queues[place])
+    def take(self, place: str, most_items: int | None = None) -> tuple[Shipment, Part]:
+        """Return what may be sent next to a node that `has` something; the rest stays."""
+        parts = self._queues[place]
+        shipment, part = self._pop(parts)
+        if most_items is not None:
+            part, rest = part.split(most_items)
+            if rest is not None:
+                self._append(parts, shipment, rest)
+                parts.rotate(1)
+        return shipment, part
 
     def add(self, shipment: Shipment, part: Part) -> None:
         """Take items that were read."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from uprmc.errors import InvalidArguments
 from uprmc.model import ConflictRule
 from uprmc.protocol.opcodes import HEADER_BYTES, Feature, Opcode, Status, status_text
 from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins
@@ -43,7 +44,7 @@ class Sender:
     def __init__(
         self, run: Run, stop: Callable[[str], None], is_halted: Callable[[], bool]
     ) -> None:
-        """Begin with what the settings of the link say.
+        """Prepare it; `apply_settings` comes before the first `fill`.
 
         Args:
             run: of the link.
@@ -57,13 +58,15 @@ class Sender:
         self._bucket = run.hub.bucket
         self._clock = run.hub.bucket.clock
         self._paid_until = 0.0
-        self.apply_settings()
 
     def apply_settings(self) -> None:
         """Take over the settings of the link, which may have changed."""
         spec, rules = self._run.spec, self.rules
         settings = spec.settings
-        rules.pattern = spec.pattern()
+        try:
+            rules.pattern = spec.pattern()
+        except InvalidArguments as error:  # an older version took it
+            self._stop(str(error))
         rules.batch_items, rules.batch_bytes = settings.batch_items, settings.batch_bytes
         rules.optimistic_bytes = settings.optimistic_bytes
         rules.deletions = not settings.filter_deletions
@@ -77,10 +80,10 @@ class Sender:
         budget = self._affordable(target, budget)
         sent, windows = 0, target.windows
         outbound, place, monotonic = self._run.outbound, target.place, self._clock.monotonic
-        until, late = monotonic() + FILL_S, False
+        until, late, most = monotonic() + FILL_S, False, self.rules.most_items
         while sent < budget and windows.has_room and not late:
             if outbound.has(place):
-                sent += self._ship(target, *outbound.take(place), out)
+                sent += self._ship(target, *outbound.take(place, most), out)
             elif not (outbound.release() or self._pull(budget - sent)):
                 break
             late = monotonic() >= until

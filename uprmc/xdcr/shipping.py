@@ -12,7 +12,6 @@ Source: systems reference b.2, steps 3 to 6; b.6.
 
 from __future__ import annotations
 
-import re
 import struct
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from uprmc.protocol.upr import MUTATION_FRAME
 from uprmc.xdcr.counters import Counters
 from uprmc.xdcr.frames import delete_frame, look_up_frame, set_frame
 from uprmc.xdcr.shipment import Shipment
+from uprmc.xdcr.spec import Pattern
 from uprmc.xdcr.windows import Windows
 
 _unpack = MUTATION_FRAME.unpack_from
@@ -60,6 +60,13 @@ class Part(NamedTuple):
         size, _, _ = _unpack_tail(self.data, end + _TAIL_AT)
         return end + HEADER_BYTES + int(size) - positions[self.first]
 
+    def split(self, count: int) -> tuple[Part, Part | None]:
+        """Return the first items, no more than `count`, and those that follow."""
+        middle = self.first + count
+        if middle >= self.last:
+            return self, None
+        return self._replace(last=middle, done=None), self._replace(first=middle)
+
     def cut(self, seqno: int) -> tuple[Part | None, Part | None]:
         """Return the items up to a seqno, and those above it."""
         data, batch, first, last, done = self
@@ -69,6 +76,11 @@ class Part(NamedTuple):
         if middle == first:
             return None, self
         return Part(data, batch, first, middle, None), Part(data, batch, middle, last, done)
+
+
+#: Steps of a filter, for each key of a part, that fit between two looks at the clock: a key has 250
+#: bytes, and a step with a byte takes about 3 ns, so this is below 2 ms.
+FILTER_STEPS = 2_500
 
 
 @dataclass(slots=True)
@@ -82,12 +94,17 @@ class Rules:
         deletions, expirations: whether these are sent.
     """
 
-    pattern: re.Pattern[bytes] | None = None
+    pattern: Pattern | None = None
     batch_items: int = 500
     batch_bytes: int = 2 * 1024 * 1024
     optimistic_bytes: int = 256
     deletions: bool = True
     expirations: bool = True
+
+    @property
+    def most_items(self) -> int | None:
+        """How many items are sent at a time, ``None`` = as many as there are."""
+        return None if self.pattern is None else max(1, FILTER_STEPS // self.pattern.programsize)
 
 
 def ship(

@@ -10,7 +10,9 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
+
+import re2
 
 from uprmc import places
 from uprmc.errors import InvalidArguments
@@ -22,7 +24,13 @@ NAME = b"uprmc/xdcr"
 
 _VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,50}")
-_FILTER_MAX = 1_000
+
+#: A filter is no longer than this, and its program no larger: both bound what a key costs.
+FILTER_MAX_BYTES = 1_000
+FILTER_MAX_STEPS = 2_000
+
+#: Memory for a filter's program and the states that it was in.
+_FILTER_MEMORY_BYTES = 1024 * 1024
 
 
 DEFAULTS = LinkSettings()
@@ -36,7 +44,8 @@ class LinkSpec:
         name: chosen by the operator; unique on this node.
         id: made once, for life.
         to: HOST:PORT of nodes of the target, separated by commas.
-        filter_key: send only keys in which this regular expression is found; empty = all.
+        filter_key: send only keys in which this regular expression of RE2 is found; empty = all.
+            A kept one may be none: then the link does not run.
         settings: how it sends.
         tls_ca: PEM file of whom to trust; empty = no TLS.
         user, password_file: who to log in as, and where the password is read from; empty = nobody.
@@ -70,13 +79,59 @@ class LinkSpec:
         parts = (self.filter_key, settings.filter_deletions, settings.filter_expirations)
         return sha256(json.dumps([*parts, self.mixed]).encode()).hexdigest()[:32]
 
-    def pattern(self) -> re.Pattern[bytes] | None:
-        """Return the filter, ``None`` if there is none."""
-        return re.compile(self.filter_key.encode()) if self.filter_key else None
+    def pattern(self) -> Pattern | None:
+        """Return the filter, ``None`` if there is none; raises `InvalidArguments`."""
+        return pattern_of(self.filter_key) if self.filter_key else None
+
+
+class Pattern(Protocol):
+    """A regular expression that takes time in proportion to what it looks at."""
+
+    @property
+    def programsize(self) -> int:
+        """How many steps it has; each byte costs no more than all of them."""
+
+    def search(self, text: bytes) -> object | None:
+        """Return a match, ``None`` if there is none."""
+
+
+def pattern_of(text: str) -> Pattern:
+    """Compile a regular expression of a stranger, which sees bytes; raises `InvalidArguments`.
+
+    Python's own go back and try again, so a short one may run for years.
+    """
+    if len(text.encode()) > FILTER_MAX_BYTES:
+        raise InvalidArguments(f"the filter is longer than {FILTER_MAX_BYTES} bytes")
+    options = re2.Options()
+    options.max_mem = _FILTER_MEMORY_BYTES
+    options.log_errors = False  # or the library writes to standard error by itself
+    options.never_capture = True
+    options.encoding = re2.Options.Encoding.LATIN1  # keys need not be UTF-8
+    try:
+        found: Pattern = re2.compile(text.encode(), options)
+    except re2.error as error:
+        why = error.args[0] if error.args else error
+        if isinstance(why, bytes):
+            why = why.decode("utf-8", "replace")
+        raise InvalidArguments(
+            f"the filter {text[:80]!r} is no regular expression of RE2, which has no look-around "
+            f"and no back-references: {why}"
+        ) from None
+    if found.programsize > FILTER_MAX_STEPS:
+        raise InvalidArguments(
+            f"the filter {text[:80]!r} is too large: it has {found.programsize} steps, and "
+            f"{FILTER_MAX_STEPS} are allowed; repeat less"
+        )
+    return found
 
 
 def checked(spec: LinkSpec) -> LinkSpec:
-    """Return the link if it can be one; raises `InvalidArguments` with one line."""
+    """Return a new link if it can be one; raises `InvalidArguments` with one line."""
+    spec.pattern()
+    return _well_formed(spec)
+
+
+def _well_formed(spec: LinkSpec) -> LinkSpec:
     if not _NAME.fullmatch(spec.name):
         raise InvalidArguments(
             f"{spec.name[:80]!r} is no name: use up to 50 letters, digits and . _ -"
@@ -88,14 +143,6 @@ def checked(spec: LinkSpec) -> LinkSpec:
         raise InvalidArguments(f"{spec.to!r} is no target: use {error}") from None
     if bool(spec.user) != bool(spec.password_file):
         raise InvalidArguments("a user and a password file go together; one is missing")
-    if len(spec.filter_key) > _FILTER_MAX:
-        raise InvalidArguments(f"the filter is longer than {_FILTER_MAX} characters")
-    try:
-        spec.pattern()
-    except (re.error, OverflowError, RecursionError) as error:
-        raise InvalidArguments(
-            f"the filter {spec.filter_key!r} is no regular expression: {error}"
-        ) from None
     return spec
 
 
@@ -140,7 +187,7 @@ def _spec(row: Mapping[str, Any]) -> LinkSpec:
     texts = {name: row[name] for name in _TEXTS}
     if not all(isinstance(text, str) for text in texts.values()):
         raise TypeError(row)
-    return checked(LinkSpec(**texts, settings=settings, paused=bool(row["paused"])))
+    return _well_formed(LinkSpec(**texts, settings=settings, paused=bool(row["paused"])))
 
 
 _TEXTS = ("name", "id", "to", "filter_key", "tls_ca", "user", "password_file", "mixed")
