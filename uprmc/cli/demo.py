@@ -23,6 +23,7 @@ from pymemcache.client.base import Client
 from rich.console import Console
 from rich.progress import Progress, track
 
+from uprmc import children
 from uprmc.errors import UprmcError
 
 _BATCH = 500
@@ -39,7 +40,7 @@ class _ThrowAwayNode:
     """A node process on a temporary directory."""
 
     def __init__(self, data: Path) -> None:
-        self._command = [sys.executable, "-m", "uprmc", "serve", "--data", str(data)]
+        self._command = children.command("uprmc", "serve", "--data", str(data))
         for listener in ("memcached", "upr", "http"):
             self._command += [f"--{listener}", "127.0.0.1:0"]
         self._command += ["--views", "off"]
@@ -50,7 +51,11 @@ class _ThrowAwayNode:
         """Start it and return how many seconds it took to serve."""
         began = time.monotonic()
         self._process = subprocess.Popen(
-            self._command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            self._command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=children.environment(),
         )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -16,13 +16,13 @@ import os
 import pickle
 import selectors
 import subprocess
-import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
+from uprmc import children
 from uprmc.columnar.errors import BadOption, SparkError, TaskFailed, Unreachable
 from uprmc.columnar.retry_policy import Busy
 
@@ -255,10 +255,10 @@ class _Worker:
 
     def __init__(self, *modules: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "uprmc.jobs.worker", *modules],
+            children.command("uprmc.jobs.worker", *modules),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env=children.environment(),
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -27,12 +26,13 @@ from twisted.internet.error import ProcessExitedAlready
 from twisted.internet.protocol import ProcessProtocol
 from twisted.python.failure import Failure
 
+from uprmc import children
 from uprmc.config import ServerSettings, Settings, values_of
 from uprmc.server.index_events import EventsFromIndex
 from uprmc.server.listener import Listener
 
 #: What is started, before its options.
-COMMAND = (sys.executable, "-m", "uprmc", "index", "serve")
+COMMAND = tuple(children.command("uprmc", "index", "serve"))
 
 #: Sections whose settings it gets.
 _SECTIONS = ("index", "log")
@@ -101,7 +101,7 @@ class IndexChild(ProcessProtocol):
             self._room.link(settings.server)
             words = [*command, *_options(settings, self._room.place)]
             descriptors = {0: "w", 1: "r", 2: 2, _LISTEN_FD: listen_fd, _EVENTS_FD: "r"}
-            environment = child_environment(os.environ, settings, path)
+            environment = child_environment(children.environment(), settings, path)
             reactor.spawnProcess(self, words[0], words, environment, childFDs=descriptors)
             self.pid = self.transport.pid
             with suppress(OSError):  # it is not worth a process that only is not as polite
