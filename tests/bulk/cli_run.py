@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from interop.nursery import run
 
@@ -36,10 +37,12 @@ def _environment(others: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(ROOT), **others}
 
 
-def uprmc(*arguments: str, cwd: Path | None = None, **environment: str) -> Ended:
+def uprmc(
+    *arguments: str, cwd: Path | None = None, stdin: IO[bytes] | None = None, **environment: str
+) -> Ended:
     """Run a verb to its end."""
     command, env = _command(arguments), _environment(environment)
-    return Ended(*run(command, TIMEOUT_S, cwd=cwd, env=env, text=True))
+    return Ended(*run(command, TIMEOUT_S, cwd=cwd, stdin=stdin, env=env, text=True))
 
 
 def uprmc_struck(

@@ -41,6 +41,19 @@ def test_a_load_prints_a_summary_and_ends_with_0(
     assert json.loads(contents(node)[b"user:sum:3"]) == {"id": "sum:3", "text": "value 3"}
 
 
+def test_standard_input_is_loaded_by_a_dash_or_by_its_path(
+    node: ServerProcess, tmp_path: Path
+) -> None:
+    command = ("load", "-", "--format", "jsonl", "--key", "id", "--value", "text")
+    place = ("--node", str(node.upr))
+    with lines(tmp_path, 3, "dash:").open("rb") as file:
+        assert uprmc(*command, *place, stdin=file).out.startswith("3 rows, 3 written\n")
+    with lines(tmp_path, 4, "path:").open("rb") as file:
+        ended = uprmc("load", "/dev/stdin", *command[2:], *place, stdin=file)
+        assert ended.out.startswith("4 rows, 4 written\n")
+    assert {b"dash:2", b"path:3"} <= contents(node).keys()
+
+
 def test_a_report_is_one_json_document_on_standard_output_and_in_a_file(
     node: ServerProcess, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

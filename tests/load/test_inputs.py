@@ -94,6 +94,37 @@ def test_a_path_that_leads_nowhere_is_refused(tmp_path: Path, path: str, says: s
         plan([whole])
 
 
+def test_every_file_has_a_task_so_that_what_is_empty_was_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,value\n")
+    (tmp_path / "b.jsonl").touch()
+    pq.write_table(pa.table({"id": pa.array([], pa.int64())}), tmp_path / "c.parquet")
+    tasks = plan([str(tmp_path)])
+    assert [os.path.basename(task.path) for task in tasks] == ["a.csv", "b.jsonl", "c.parquet"]
+    assert read(tasks) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("paths", "format", "says"),
+    [
+        (["-"], None, "say --format csv or jsonl"),
+        (["-", "-"], "jsonl", "once only"),
+        (["-"], "parquet", "load it from a file"),
+        (["pipe"], "parquet", "load it from a file"),
+    ],
+)
+def test_a_pipe_that_cannot_be_read_is_refused_before_it_is_opened(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    paths: list[str],
+    format: str | None,
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
+    with pytest.raises(BadOption, match=says):
+        plan(paths, format=format)
+
+
 def test_a_format_can_be_said(tmp_path: Path) -> None:
     path = written(tmp_path / "data.txt", '{"x":1}\n')
     assert read(plan([path], format="jsonl"))[0] == [{"x": 1}]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,82 @@ def test_rows_of_all_formats_become_documents(node: ServerProcess, tmp_path: Pat
     )
     assert of(node, "all:") == {b"all:1": b"x, y", b"all:2": "ä".encode(), b"all:3": b"\x00\xff"}
     assert (report.counts.rows, report.counts.applied, report.files, report.tasks) == (3, 3, 3, 3)
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Iterator[Callable[[str, bytes], str]]:
+    """Make pipes, each written by a thread as soon as somebody reads."""
+    threads = []
+
+    def fill(name: str, data: bytes) -> str:
+        path = tmp_path / name
+        os.mkfifo(path)
+        threads.append(threading.Thread(target=path.write_bytes, args=(data,)))
+        threads[-1].start()
+        return str(path)
+
+    yield fill
+    for thread in threads:
+        thread.join(30)
+
+
+LINES = b"".join(b'{"id": "%s%d", "v": "x"}\n' % (b"pipe:", n) for n in range(3))
+CSV = b"id,v\npipe:0,x\npipe:1,x\npipe:2,x\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("x.jsonl", LINES),
+        ("x.csv", CSV),
+        ("x.csv.gz", gzip.compress(CSV)),
+        ("x.jsonl.gz", gzip.compress(LINES)),
+    ],
+)
+def test_a_pipe_is_read_to_its_end_although_its_size_is_0(
+    node: ServerProcess,
+    tmp_path: Path,
+    filled: Callable[[str, bytes], str],
+    name: str,
+    data: bytes,
+) -> None:
+    plain = written(tmp_path, [{"id": "pipe:3", "v": "x"}], "plain.jsonl")
+    report = into(
+        *(node, plain, filled(name, data)),
+        rules=RowRules("id", "v"),
+        rate=100_000,
+    )
+    assert of(node, "pipe:") == {f"pipe:{n}".encode(): b"x" for n in range(4)}
+    assert (report.counts.applied, report.files, report.tasks) == (4, 2, 2)
+    keys = written(tmp_path, [{"id": f"pipe:{n}"} for n in range(4)], "keys.jsonl")
+    into(node, keys, mode="delete", rules=RowRules("id"))
+
+
+def test_bad_rows_of_a_pipe_have_its_line_numbers(
+    node: ServerProcess, filled: Callable[[str, bytes], str]
+) -> None:
+    bad = filled("x.csv", b"id,v\nbad:1,x\nbad:2\n")
+    report = into(node, bad, rules=RowRules("id", "v"), on_error="skip")
+    assert report.counts.first_errors[0].endswith(
+        "x.csv:3: BAD_LINE: 1 fields, where there are 2 columns"
+    )
+
+
+def test_a_column_that_a_pipe_lacks_is_said_before_anything_is_written(
+    node: ServerProcess, filled: Callable[[str, bytes], str]
+) -> None:
+    with pytest.raises(BadOption, match="did you mean id"):
+        into(node, filled("x.csv", CSV), rules=RowRules("idd", "v"))
+    assert of(node, "pipe:") == {}
+
+
+def test_a_load_from_a_pipe_cannot_be_resumed_and_says_so(
+    node: ServerProcess, tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "x.jsonl")
+    with pytest.raises(BadOption, match="nothing could be resumed"):
+        into(node, str(tmp_path / "x.jsonl"), resume=tmp_path / "journal")
+    assert not (tmp_path / "journal").exists()
 
 
 def test_flags_and_time_to_live_come_from_columns_or_are_the_same_for_all(

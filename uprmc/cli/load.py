@@ -29,6 +29,7 @@ Examples:
   uprmc load users.csv --key 'user:{id}' --value json
   uprmc load events/ --format jsonl --key id --value json:all --ttl 1d
   uprmc load part-*.parquet --key key --value value --resume load.journal
+  zcat events.gz | uprmc load - --format jsonl --key id --value json
 """
 
 
@@ -110,7 +111,8 @@ Examples:
 def load(shared: Common, paths: tuple[str, ...], **given: Any) -> None:
     """Store rows of CSV, JSON lines or Parquet files as documents.
 
-    A PATH is a file, a directory, or a pattern such as 'data/*.parquet'.
+    A PATH is a file, a pipe, - for standard input, a directory, or a pattern such as
+    'data/*.parquet'.
     """
     resume: Path | None = given["resume"]
     with running(**shared.showing, afterwards=lambda step: _afterwards(step, resume)) as run:

@@ -68,6 +68,8 @@ class Numbering:
 
     def _count(self) -> int:
         task = self._task
+        if task.stream:
+            return int(task.format == "csv" and task.dialect.header)
         if task.format == "parquet":
             with pq.ParquetFile(task.path) as file:
                 return sum(file.metadata.row_group(n).num_rows for n in range(task.first))
@@ -81,26 +83,42 @@ class Numbering:
         return lines + (last != b"\n")
 
 
-def rows_of(task: Task, columns: Sequence[str] | None = None) -> Iterator[Row | BadLine]:
+def rows_of(
+    task: Task, columns: Sequence[str] | None = None, stream: IO[bytes] | None = None
+) -> Iterator[Row | BadLine]:
     """Yield the rows of a task in the file's order.
 
     Args:
         task: of `inputs.plan`.
         columns: the only ones that are needed, where it costs less to read fewer; ``None`` = all.
+        stream: the open file of a task that is a stream, behind its header.
 
     Raises:
         BadFile: the file is gone, has changed since the plan, or ends where it must not.
     """
     task.check_unchanged()
     constants = dict(task.constants)
-    read = {"csv": _csv, "jsonl": _json_lines, "parquet": _parquet}[task.format]
     try:
-        for row in read(task, columns):
+        for row in _read(task, columns, stream):
             if constants and isinstance(row, Row):
                 row.fields.update(constants)
             yield row
     except (OSError, EOFError, pa.ArrowException) as error:
-        raise BadFile(f"cannot read {task.path}: {why(error)}") from None
+        raise BadFile(f"cannot read {task.name}: {why(error)}") from None
+
+
+def _read(
+    task: Task, columns: Sequence[str] | None, stream: IO[bytes] | None
+) -> Iterator[Row | BadLine]:
+    if task.format == "parquet":
+        yield from _parquet(task, columns)
+        return
+    read = _csv if task.format == "csv" else _json_lines
+    if stream is not None:
+        yield from read(task, stream)
+        return
+    with open_bytes(task) as file:
+        yield from read(task, file)
 
 
 # --- lines ----------------------------------------------------------------------------------------
@@ -118,7 +136,7 @@ class _Lines:
         self.number = 0
         self.too_long: list[BadLine] = []
         self._file = file
-        self._last = None if task.compressed else task.last
+        self._last = None if task.compressed or task.stream else task.last
         self._position = task.first
         self._at_start = task.first == 0
         if task.first:
@@ -153,14 +171,13 @@ class _Lines:
         return taken
 
 
-def _json_lines(task: Task, columns: Sequence[str] | None) -> Iterator[Row | BadLine]:
-    with open_bytes(task) as file:
-        lines = _Lines(task, file)
-        for line in lines:
-            yield from lines.take_too_long()
-            if text := line.strip():
-                yield _json_row(lines.number - 1, text)
+def _json_lines(task: Task, file: IO[bytes]) -> Iterator[Row | BadLine]:
+    lines = _Lines(task, file)
+    for line in lines:
         yield from lines.take_too_long()
+        if text := line.strip():
+            yield _json_row(lines.number - 1, text)
+    yield from lines.take_too_long()
 
 
 def _json_row(number: int, text: bytes) -> Row | BadLine:
@@ -182,28 +199,27 @@ def _no_number(word: str) -> None:
 # --- CSV ------------------------------------------------------------------------------------------
 
 
-def _csv(task: Task, columns: Sequence[str] | None) -> Iterator[Row | BadLine]:
+def _csv(task: Task, file: IO[bytes]) -> Iterator[Row | BadLine]:
     # The module's own limit is 128 KiB, for the whole process; a torn quote may not eat the file.
     csv.field_size_limit(LINE_BYTES_MAX)
-    with open_bytes(task) as file:
-        lines = _Lines(task, file)
-        last_line = [b""]
-        reader = csv.reader(_texts(lines, last_line), **csv_options(task.dialect))
-        if task.compressed and task.dialect.header:
-            next(reader, None)
-        while True:
-            began = lines.number
-            try:
-                fields = next(reader)
-            except StopIteration:
-                break
-            except csv.Error as error:
-                yield BadLine(began, f"no CSV: {error}", last_line[0][:EXCERPT_BYTES])
-                continue
-            yield from lines.take_too_long()
-            if fields:
-                yield _csv_row(task, began, fields)
+    lines = _Lines(task, file)
+    last_line = [b""]
+    reader = csv.reader(_texts(lines, last_line), **csv_options(task.dialect))
+    if task.compressed and not task.stream and task.dialect.header:
+        next(reader, None)
+    while True:
+        began = lines.number
+        try:
+            fields = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            yield BadLine(began, f"no CSV: {error}", last_line[0][:EXCERPT_BYTES])
+            continue
         yield from lines.take_too_long()
+        if fields:
+            yield _csv_row(task, began, fields)
+    yield from lines.take_too_long()
 
 
 def _texts(lines: _Lines, last_line: list[bytes]) -> Iterator[str]:

@@ -4,6 +4,10 @@ A task is a run of one file: lines that begin in a range of bytes (JSON lines, a
 fields hold no line ends), row groups (Parquet), or a whole file (compressed ones, CSV with line
 ends in fields). The cut depends on the files and `task_bytes` alone, not on how many processes
 work: so an interrupted load that begins again has the same tasks, and can skip those that are done.
+Every file has one task at least: what is empty is known by reading it, not by its size.
+
+Standard input, a pipe, or anything else whose size says nothing is a **stream**: one task, read
+once from its beginning, by the process that began the load. No other could, and none could again.
 
 Note: a CSV file that is larger than a task is read once on the driver, to learn whether a
 field holds a line end. A line with an odd number of quotes is where one begins or ends; without
@@ -20,6 +24,7 @@ import hashlib
 import io
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -43,6 +48,12 @@ FILES_MAX = 100_000
 
 #: A longer line is a bad one: a document in JSON can be longer than its value.
 LINE_BYTES_MAX = 64 * 1024 * 1024
+
+#: The path that stands for standard input.
+STDIN = "-"
+
+#: What is below these need not be the same file, or any, in another process.
+_OWN_TO_PROCESS = ("/dev/", "/proc/")
 
 _FORMAT_OF_SUFFIX = {
     ".csv": "csv",
@@ -91,6 +102,7 @@ class Task:
         file_bytes, modified_ns: what the file was when the plan was made.
         columns: of CSV, from its header or the dialect; of Parquet, from its schema.
         constants: columns that are the same in all rows, from names of directories.
+        stream: it is read once, here, to its end; `last`, sizes and columns are not known before.
     """
 
     number: int
@@ -104,6 +116,17 @@ class Task:
     dialect: Dialect
     columns: tuple[str, ...] = ()
     constants: tuple[tuple[str, str | None], ...] = ()
+    stream: bool = False
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return "standard input" if self.path == STDIN else self.path
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it has the same rows when it is read again."""
+        return not _is_pipe(self.path)
 
     @property
     def compressed(self) -> bool:
@@ -111,6 +134,8 @@ class Task:
 
     def check_unchanged(self) -> None:
         """Raise `BadFile` when the file is not the one that the plan was made for."""
+        if self.stream:
+            return
         try:
             facts = os.stat(self.path)
         except OSError as error:
@@ -129,8 +154,8 @@ def plan(
     """Return the tasks that read all files, in the order of the paths.
 
     Args:
-        paths: files, directories (all files below, but those whose names begin with ``.`` or
-            ``_``), or patterns with ``*``, ``?``, ``[...]``, ``**``.
+        paths: files, pipes, `STDIN`, directories (all files below, but those whose names begin
+            with ``.`` or ``_``), or patterns with ``*``, ``?``, ``[...]``, ``**``.
         format: one of `FORMATS`; ``None`` = by the end of each name.
         dialect: of CSV files.
         task_bytes: about how much of a file a task reads.
@@ -141,8 +166,10 @@ def plan(
     """
     dialect = dialect or Dialect()
     _check_dialect(dialect)
+    if list(paths).count(STDIN) > 1:
+        raise BadOption(f"standard input ({STDIN}) can be read once only")
     found = list(_files(paths, format))
-    total = sum(os.path.getsize(path) for path, _, _ in found)
+    total = sum(os.path.getsize(path) for path, _, _ in found if path != STDIN)
     task_bytes = max(task_bytes, total // TASKS_MAX)
     tasks: list[Task] = []
     for path, kind, constants in found:
@@ -180,7 +207,13 @@ def _files_of(path: str, format: str | None) -> Iterator[_Found]:
             f"{path} is no file of this machine: mount it, or read it with Spark and write with"
             ' df.write.format("uprmc")'
         )
-    if os.path.isdir(path):
+    if path == STDIN:
+        if format is None:
+            raise BadOption(
+                "standard input has no name that tells its format: say --format csv or jsonl"
+            )
+        yield path, format, ()
+    elif os.path.isdir(path):
         yield from _files_below(Path(path), format)
     elif os.path.exists(path):
         yield path, format or _format_of(path), ()
@@ -235,29 +268,45 @@ def _words(names: Sequence[str]) -> str:
 
 def _tasks_of(path: str, format: str, dialect: Dialect, task_bytes: int) -> Iterator[Task]:
     try:
-        facts = os.stat(path)
         if format == "csv" and dialect.delimiter is None:
             tabs = ".tsv" in os.path.basename(path).lower()
             dialect = replace(dialect, delimiter="\t" if tabs else ",")
+        facts = None if path == STDIN else os.stat(path)
+        size = 0 if facts is None else facts.st_size
         whole = Task(
             number=0,
-            path=os.path.abspath(path),
+            path=path if facts is None else os.path.abspath(path),
             format=format,
             first=0,
-            last=facts.st_size,
-            size_bytes=facts.st_size,
-            file_bytes=facts.st_size,
-            modified_ns=facts.st_mtime_ns,
+            last=size,
+            size_bytes=size,
+            file_bytes=size,
+            modified_ns=0 if facts is None else facts.st_mtime_ns,
             dialect=dialect,
+            stream=not size or _is_pipe(path),
         )
         if format == "parquet":
+            if _is_pipe(path):
+                raise BadOption(
+                    f"{whole.name}: Parquet is read from its end, which a pipe does not have yet: "
+                    "load it from a file"
+                )
             yield from _row_groups(whole, task_bytes)
+        elif whole.stream:
+            yield whole
         elif format == "csv":
             yield from _csv_ranges(whole, task_bytes)
-        elif whole.last:
+        else:
             yield from _ranges(whole, 0, task_bytes if not whole.compressed else whole.last)
     except (OSError, pa.ArrowException) as error:
         raise BadFile(f"cannot read {path}: {why(error)}") from None
+
+
+def _is_pipe(path: str) -> bool:
+    """Return whether it can be read once only, and only by this process."""
+    if path == STDIN or path.startswith(_OWN_TO_PROCESS):
+        return True
+    return not stat.S_ISREG(os.stat(path).st_mode)
 
 
 def _ranges(whole: Task, first: int, task_bytes: int) -> Iterator[Task]:
@@ -269,7 +318,9 @@ def _ranges(whole: Task, first: int, task_bytes: int) -> Iterator[Task]:
 def _row_groups(whole: Task, task_bytes: int) -> Iterator[Task]:
     with pq.ParquetFile(whole.path) as file:
         sizes = [file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups)]
-        whole = replace(whole, columns=tuple(file.schema_arrow.names))
+        whole = replace(whole, columns=tuple(file.schema_arrow.names), stream=False)
+    if not sizes:
+        yield replace(whole, last=0)
     first = gathered = 0
     for number, size in enumerate(sizes):
         gathered += size
@@ -293,33 +344,38 @@ def _check_dialect(dialect: Dialect) -> None:
 
 
 def _csv_ranges(whole: Task, task_bytes: int) -> Iterator[Task]:
-    columns, rows_from = _header(whole)
+    with open_bytes(whole) as file:
+        columns, rows_from = _header(whole, file)
     whole = replace(whole, first=rows_from, columns=columns)
-    if rows_from >= whole.last and not whole.compressed:
-        return
     if whole.compressed or whole.last - rows_from <= task_bytes or _line_ends_in_fields(whole):
         yield whole
     else:
         yield from _ranges(whole, rows_from, task_bytes)
 
 
-def _header(whole: Task) -> tuple[tuple[str, ...], int]:
+def with_header(stream: Task, file: IO[bytes]) -> Task:
+    """Return a stream's task with the columns that its header names; the header is read then."""
+    if stream.format != "csv":
+        return stream
+    return replace(stream, columns=_header(stream, file)[0])
+
+
+def _header(whole: Task, file: IO[bytes]) -> tuple[tuple[str, ...], int]:
     """Return the columns, and where the first row begins (0 in a compressed file)."""
     dialect = whole.dialect
     if not dialect.header:
         return dialect.columns, 0
-    with open_bytes(whole) as file:
-        line = file.readline(LINE_BYTES_MAX)
+    line = file.readline(LINE_BYTES_MAX)
     try:
         text = line.decode("utf-8-sig")
         names = next(csv.reader([text], **csv_options(dialect)), [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise BadFile(f"the header of {whole.path} cannot be read: {error}") from None
+        raise BadFile(f"the header of {whole.name} cannot be read: {error}") from None
     if not names:
-        raise BadFile(f"{whole.path} begins without a header: name its columns")
+        raise BadFile(f"{whole.name} begins without a header: name its columns")
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise BadFile(f"{whole.path} has two columns named {twice[0]!r}")
+        raise BadFile(f"{whole.name} has two columns named {twice[0]!r}")
     return dialect.columns or tuple(names), 0 if whole.compressed else len(line)
 
 
@@ -354,7 +410,12 @@ def csv_options(dialect: Dialect) -> dict[str, Any]:
 
 def open_bytes(task: Task) -> IO[bytes]:
     """Open the file of a task for reading bytes, unpacked."""
+    if task.path == STDIN:
+        return open(0, "rb", closefd=False)
     if not task.compressed:
         return open(task.path, "rb")
-    packed: IO[bytes] = io.BufferedReader(pa.input_stream(task.path, compression="detect"))
+    # a file of Python's, because pyarrow's own seek when they are opened, which a pipe does not do
+    codec = pa.Codec.detect(task.path).name
+    unpacked = pa.input_stream(open(task.path, "rb"), compression=codec)  # noqa: SIM115
+    packed: IO[bytes] = io.BufferedReader(unpacked)
     return packed

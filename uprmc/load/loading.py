@@ -13,12 +13,15 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import pyarrow as pa
 
 from uprmc.columnar.error_rows import ErrorRow
-from uprmc.columnar.errors import BadOption, TooManyErrors
+from uprmc.columnar.errors import BadFile, BadOption, TooManyErrors, why
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
 from uprmc.columnar.write_options import WINDOW_MAX, WriteOptions
@@ -27,7 +30,15 @@ from uprmc.jobs.engines import Engine, current_attempt
 from uprmc.jobs.journal import Journal
 from uprmc.jobs.progress import Progress, Step, unseen
 from uprmc.load.input_rows import BadLine, Numbering
-from uprmc.load.inputs import TASK_BYTES, Dialect, Task, fingerprint, plan
+from uprmc.load.inputs import (
+    TASK_BYTES,
+    Dialect,
+    Task,
+    fingerprint,
+    open_bytes,
+    plan,
+    with_header,
+)
 from uprmc.load.row_rules import FLAGS, KEY, TTL, VALUE, RowRules, Run, runs
 from uprmc.units import nearest
 
@@ -128,6 +139,13 @@ def load(
     rules.check()
     tasks = plan(paths, format=format, dialect=dialect, task_bytes=task_bytes)
     check_columns(tasks, rules)
+    if resume is not None:
+        for task in tasks:
+            if not task.repeatable:
+                raise BadOption(
+                    f"{task.name} is gone once it was read: nothing could be resumed; load it "
+                    "without a journal, or from a file"
+                )
     facts = {
         "files": fingerprint(tasks),
         "mode": write.mode,
@@ -138,16 +156,24 @@ def load(
     with Journal(resume, facts, read_only=write.dry_run) as journal:
         before = len(journal.done)
         left = [task for task in tasks if task.number not in journal.done]
-        together = min(engine.parallelism, len(left)) or 1
+        streams = [task for task in left if task.stream]
+        files = [task for task in left if not task.stream]
+        together = min(engine.parallelism, len(files)) or 1
         if resume is not None:
             # What a journal calls done must not be lost with a node.
             write = replace(write, durability="persist")
-        share = None if rate is None else rate / together
-        write = _with_columns(replace(write, rate=share), rules)
+        write = _with_columns(replace(write, rate=rate), rules)
         if left and not write.dry_run:
             Nodes(write.access).close()  # a node that is away is an error at once, and only one
-        watch = _Watch(journal, left, len(tasks), write, progress or unseen)
-        engine.run(load_task, [Job(task, rules, write.patient()) for task in left], watch.done)
+        watch = _Watch(journal, [*streams, *files], len(tasks), write, progress or unseen)
+        for index, task in enumerate(streams):
+            watch.done(index, _load_stream(Job(task, rules, write.patient())))
+        shared = replace(write, rate=rate and rate / together).patient()
+        engine.run(
+            load_task,
+            [Job(task, rules, shared) for task in files],
+            lambda index, report: watch.done(len(streams) + index, report),
+        )
         return LoadReport(
             counts=merge(journal.done.values()),
             files=len({task.path for task in tasks}),
@@ -160,13 +186,13 @@ def load(
 
 def check_columns(tasks: Sequence[Task], rules: RowRules) -> None:
     """Raise `BadOption` when a file is known to lack a column that the rules name."""
-    for path, task in {task.path: task for task in tasks if task.columns}.items():
+    for task in {task.path: task for task in tasks if task.columns}.values():
         there = [*task.columns, *dict(task.constants)]
         for column in rules.named():
             if column not in there:
                 meant = nearest(column, there)
                 hint = f"did you mean {meant}?" if meant else f"there are {', '.join(there)}"
-                raise BadOption(f"there is no column {column!r} in {path}: {hint}")
+                raise BadOption(f"there is no column {column!r} in {task.name}: {hint}")
 
 
 def _with_columns(write: WriteOptions, rules: RowRules) -> WriteOptions:
@@ -213,12 +239,24 @@ class _Watch:
 # --- in a worker ----------------------------------------------------------------------------------
 
 
-def load_task(job: Job) -> TaskReport:
-    """Write the rows of one task. Raises `SparkError`."""
+def _load_stream(job: Job) -> TaskReport:
+    """Write the rows of a stream, here and once. Raises `SparkError`."""
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context(open_bytes(job.task))
+            task = with_header(job.task, stream)
+        except (OSError, EOFError, pa.ArrowException) as error:
+            raise BadFile(f"cannot read {job.task.name}: {why(error)}") from None
+        check_columns([task], job.rules)
+        return load_task(replace(job, task=task), stream)
+
+
+def load_task(job: Job, stream: IO[bytes] | None = None) -> TaskReport:
+    """Write the rows of one task; `stream` as for `rows_of`. Raises `SparkError`."""
     places = _Places(job.task)
     writer = Writer(job.write, job.task.number, current_attempt(), name_row=places)
     try:
-        for run in runs(job.task, job.rules):
+        for run in runs(job.task, job.rules, stream=stream):
             _give(run, writer, places)
         return writer.finish()
     except BaseException:
@@ -243,7 +281,7 @@ class _Places:
     """Names the file and line of a writer's row, of those that may still be asked about."""
 
     def __init__(self, task: Task) -> None:
-        self._name = os.path.relpath(task.path) if _is_near(task.path) else task.path
+        self._name = os.path.relpath(task.path) if _is_near(task.path) else task.name
         self._numbering = Numbering(task)
         self._numbers: deque[int] = deque()
         self._first = 0

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 
@@ -206,14 +206,19 @@ def runs(
     *,
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
+    stream: IO[bytes] | None = None,
 ) -> Iterator[Run]:
-    """Yield all rows of a task, in order, in batches of one schema. Raises `BadFile`."""
+    """Yield all rows of a task, in order, in batches of one schema; `stream` as for `rows_of`.
+
+    Raises:
+        BadFile: as `rows_of`.
+    """
     maker = _Maker(rules, task)
     made: list[tuple[Any, ...]] = []
     numbers: list[int] = []
     bad: list[BadLine] = []
     size = 0
-    for row in rows_of(task, rules.needed()):
+    for row in rows_of(task, rules.needed(), stream):
         if isinstance(row, BadLine):
             bad.append(row)
         else:
