@@ -466,32 +466,3 @@ def test_a_mixed_send_is_answered_in_order(peer: Peer) -> None:
 
 
 # --- what is counted ----------------------------------------------------------------------------
-
-
-def test_commands_are_counted(peer: Peer) -> None:
-    cas = peer.put(b"k", b"1")
-    requests = [
-        frame(GET, b"k"),
-        frame(GET, b"nk"),
-        frame(GETQ, b"nk"),
-        frame(GAT, b"k", extras=u32(9)),
-        frame(GATQ, b"nk", extras=u32(9)),
-        frame(TOUCH, b"nk", extras=u32(9)),
-        counter(INCR, b"k", 1),
-        counter(INCR, b"nk", 1, 0, 0xFFFFFFFF),
-        counter(DECRQ, b"k", 1),
-        counter(DECR, b"nk", 1, 0, 0xFFFFFFFF),
-        store(SET, b"k", b"2", cas=cas),
-        store(SETQ, b"nk", b"2", cas=cas),
-        frame(DELETE, b"k"),
-        frame(DELETE, b"k"),
-    ]
-    peer.say(*requests)
-    stats = peer.rig.bucket.stats
-    assert (stats.cmd_get, stats.get_hits, stats.get_misses) == (5, 2, 3)
-    assert (stats.cmd_touch, stats.touch_hits, stats.touch_misses) == (3, 1, 2)
-    assert (stats.incr_hits, stats.incr_misses) == (1, 1)
-    assert (stats.decr_hits, stats.decr_misses) == (1, 1)
-    assert (stats.cas_badval, stats.cas_misses, stats.cas_hits) == (1, 1, 0)
-    assert (stats.delete_hits, stats.delete_misses) == (1, 1)
-    assert (stats.cmd_set, stats.total_items) == (3, 1)

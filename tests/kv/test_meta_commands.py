@@ -94,13 +94,6 @@ def test_mg_with_a_ttl_touches(rig: Rig) -> None:
     assert talk(session, b"mg m T-1 t\r\nmg m\r\n") == b"HD t0\r\nEN\r\n"
 
 
-def test_gets_are_counted(rig: Rig) -> None:
-    talk(rig.text(), b"mg m\r\nmg nk\r\nmg m T4\r\n")
-    stats = rig.bucket.stats
-    assert (stats.cmd_meta, stats.cmd_get, stats.get_hits, stats.get_misses) == (3, 3, 2, 1)
-    assert stats.touch_hits == 1
-
-
 # --- ms -----------------------------------------------------------------------------------------
 
 

@@ -170,10 +170,3 @@ def test_gat_with_a_malformed_time_is_refused(rig: Rig) -> None:
 def test_a_negative_time_is_the_last_that_is_seen_of_a_document(rig: Rig) -> None:
     fill(rig, b"a")
     assert talk(rig.text(), b"gat -1 a\r\nget a\r\n") == value(b"a") + b"END\r\nEND\r\n"
-
-
-def test_gat_counts_as_touch_and_as_get(rig: Rig) -> None:
-    fill(rig, b"a")
-    talk(rig.text(), b"gat 0 a\r\ngat 0 x\r\n")
-    stats = rig.bucket.stats
-    assert (stats.cmd_get, stats.cmd_touch, stats.touch_hits, stats.touch_misses) == (2, 2, 1, 1)

@@ -100,6 +100,7 @@ class VBucket(History):
             return None
         if item.expiry and item.expiry <= self._now():
             self._stats.expired_access += 1
+            self._stats.get_expired += 1
             self.expire(item)
             return None
         return item
@@ -337,6 +338,8 @@ class VBucket(History):
         else:
             _, kind, _, due, _, rev, replaced = _unpack_front(old)
             rev += 1
+            if due and not kind & LIFE_BITS and due <= self._now():
+                self._stats.get_expired += 1
             enters = expiry and (expiry < due or not due or kind & LIFE_BITS)
         record = (
             _pack_front(RECORD_VERSION, UNREAD, datatype, expiry, len(key), rev, seqno)
@@ -379,10 +382,12 @@ class VBucket(History):
         return tombstone
 
     def _check_store(self, key: bytes, old: Item | None, cas: int, mode: int) -> None:
-        if old is not None and (old.life or (old.expiry and old.expiry <= self._now())):
-            old = None
-        if old is None:
+        expired = False
+        if old is not None and not old.life:
+            expired = 0 < old.expiry <= self._now()
+        if old is None or old.life or expired:
             if cas or mode == StoreMode.REPLACE:
+                self._stats.get_expired += expired
                 raise KeyNotFound(key)
         elif cas:
             self._check_cas(key, old, cas)

@@ -18,7 +18,7 @@ from uprmc.core.serving import Line, Serving, binary_serving, line
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.errors import CommandError
 from uprmc.kv.binary_frames import BinaryFrames
-from uprmc.kv.change_commands import count_cas_failure
+from uprmc.kv.operations import count_refused_store
 from uprmc.kv.services import Services
 from uprmc.protocol.binary import GET_REPLY_EXTRAS, STORE_EXTRAS
 from uprmc.protocol.header import (
@@ -104,7 +104,7 @@ class BinarySession(BinaryFrames):
         get_form = _HIT_HEADS[get_head]
         unsent, limit = self._unsent, self._max_unsent
         position, last, wanted = 0, len(data) - HEADER_BYTES, HEADER_BYTES
-        hits = misses = sets = refused = 0
+        hits = misses = sets = 0
         serving = self._serving
         while position <= last and unsent <= limit:
             if serving is not None and unlocked:
@@ -173,17 +173,16 @@ class BinarySession(BinaryFrames):
                     flags, exptime = _unpack_store(data, start)
                     if exptime:
                         exptime = absolute_expiry(exptime, now())
-                    sets += 1
                     position = end
                     try:
                         vbucket.store_record(key, data[middle:end], flags, exptime, cas)
                     except CommandError as error:
-                        refused += 1
-                        count_cas_failure(self.stats, cas, error)
+                        count_refused_store(self.stats, cas, error)
                         reply = self._refusal(_SETS[head], opaque, error)
                         append(reply)
                         unsent += len(reply)
                     else:
+                        sets += 1
                         if head == _SET_HEAD:
                             append(_pack_reply(_SET_REPLY_HEAD, 0, opaque, account.last_cas))
                             unsent += 24
@@ -204,7 +203,7 @@ class BinarySession(BinaryFrames):
         self._running = self._fetch_failed = False
         if serving is not None:
             self._count_served(serving)
-        self._count(hits, misses, sets, refused)
+        self._count(hits, misses, sets)
         if self.successor is not None:
             self._hand_over(data[position:])
             return
@@ -226,10 +225,10 @@ class BinarySession(BinaryFrames):
             self.bucket.account.unlocked(self.bucket.clock),
         )
 
-    def _count(self, hits: int, misses: int, sets: int, refused: int) -> None:
+    def _count(self, hits: int, misses: int, sets: int) -> None:
         stats = self.stats
         stats.cmd_get += hits + misses
         stats.get_hits += hits
         stats.get_misses += misses
         stats.cmd_set += sets
-        stats.total_items += sets - refused
+        stats.total_items += sets

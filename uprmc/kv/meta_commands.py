@@ -28,6 +28,7 @@ from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.meta_marks import STALE, WON
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import CommandError, KeyExists, KeyNotFound, Locked, NotResident, NotStored
+from uprmc.kv import operations
 from uprmc.kv.door import require
 from uprmc.kv.services import ITEM_HEADER_BYTES, Services
 from uprmc.kv.text_commands import compared_cas, most_value_bytes
@@ -114,7 +115,6 @@ _NUMBERS: dict[bytes, Callable[[Item, float], int]] = {
 
 def noop(services: Services, words: list[bytes]) -> bytes:
     """Answer; everything sent before has been answered by then."""
-    services.bucket.stats.cmd_meta += 1
     return META_NOOP
 
 
@@ -157,13 +157,15 @@ def get(services: Services, words: list[bytes]) -> bytes:
     if item is not None:
         item = _looked_at(bucket, vbucket, item, flags)
         verdict = _verdict(bucket, item, flags)
-        _count_get(bucket, hit=True)
+    elif flags.vivify_ttl is None:
+        operations.count_get(bucket.stats, hit=False)
+        return b"" if flags.quiet else _reply(b"EN", _echoes(line))
     else:
-        _count_get(bucket, hit=False)
-        if flags.vivify_ttl is None:
-            return b"" if flags.quiet else _reply(b"EN", _echoes(line))
-        item = _vivify(bucket, vbucket, line.key, flags.vivify_ttl)
+        item = operations.create(bucket, vbucket, line.key, _expiry(bucket, flags.vivify_ttl))
+        bucket.marks.put(item, WON)  # who has asked may fill it
         verdict = [b"W"]
+        count = operations.count_get if flags.ttl is None else operations.count_touch
+        count(bucket.stats, hit=True)
     tokens = _tokens(line, _GET_RETURNS, bucket, vbucket, item, was_read) + verdict
     if not flags.wants_value:
         return _reply(b"HD", tokens)
@@ -176,9 +178,9 @@ def _looked_at(bucket: Bucket, vbucket: VBucket, item: Item, flags: MetaFlags) -
     if item.value is None and (flags.wants_value or b"s" in flags.returns):
         raise NotResident(vbucket.id, (item.key,))
     if flags.ttl is not None:
-        item = vbucket.touch(item.key, _expiry(bucket, flags.ttl), item.nru)
-        bucket.stats.cmd_touch += 1
-        bucket.stats.touch_hits += 1
+        item = operations.touch(bucket, vbucket, item.key, _expiry(bucket, flags.ttl), item.nru)
+    else:
+        operations.count_get(bucket.stats, hit=True)
     if not flags.no_update:
         vbucket.note_read(item.key)
     return item
@@ -203,22 +205,6 @@ def _verdict(bucket: Bucket, item: Item, flags: MetaFlags) -> list[bytes]:
     return verdict
 
 
-def _vivify(bucket: Bucket, vbucket: VBucket, key: bytes, ttl: int) -> Item:
-    """Create an empty document; the client that asked has won the right to fill it."""
-    item = vbucket.store(key, b"", 0, _expiry(bucket, ttl), mode=StoreMode.ADD)
-    bucket.stats.total_items += 1
-    bucket.marks.put(item, WON)
-    return item
-
-
-def _count_get(bucket: Bucket, *, hit: bool) -> None:
-    stats = bucket.stats
-    stats.cmd_meta += 1
-    stats.cmd_get += 1
-    stats.get_hits += hit
-    stats.get_misses += not hit
-
-
 # --- ms -----------------------------------------------------------------------------------------
 
 
@@ -234,9 +220,7 @@ def store(services: Services, line: MetaLine, value: bytes) -> bytes:
         else:
             item = _put(bucket, vbucket, line, value, _STORE_MODES[mode])
     except (KeyExists, KeyNotFound, NotStored, Locked) as error:
-        _count_store(bucket, stored=False)
         return _reply(_store_refusal(error, mode, flags), _echoes(line, _STORE_RETURNS))
-    _count_store(bucket, stored=True)
     return b"" if flags.quiet else _done(line, _STORE_RETURNS, bucket, vbucket, item)
 
 
@@ -248,7 +232,8 @@ def _extend(
 ) -> Item:
     most = most_value_bytes(services, line.key)
     cas = line.flags.cas or 0
-    return vbucket.extend(line.key, value, cas, front=front, limit_bytes=most)
+    bucket = services.bucket
+    return operations.extend(bucket, vbucket, line.key, value, cas, front=front, limit_bytes=most)
 
 
 def _put(bucket: Bucket, vbucket: VBucket, line: MetaLine, value: bytes, mode: StoreMode) -> Item:
@@ -262,16 +247,11 @@ def _put(bucket: Bucket, vbucket: VBucket, line: MetaLine, value: bytes, mode: S
         if old is not None and cas < old.cas:
             marks = STALE | (bucket.marks.of(old) & WON)
             cas = old.cas
-    item = vbucket.store(line.key, value, flags.client_flags, expiry, cas, mode=mode)
+    item = operations.store(
+        bucket, vbucket, line.key, value, flags.client_flags, expiry, cas, mode=mode
+    )
     bucket.marks.put(item, marks)
     return item
-
-
-def _count_store(bucket: Bucket, *, stored: bool) -> None:
-    stats = bucket.stats
-    stats.cmd_meta += 1
-    stats.cmd_set += 1
-    stats.total_items += stored
 
 
 def _store_refusal(error: CommandError, mode: bytes, flags: MetaFlags) -> bytes:
@@ -288,39 +268,25 @@ def _store_refusal(error: CommandError, mode: bytes, flags: MetaFlags) -> bytes:
 def delete(services: Services, words: list[bytes]) -> bytes:
     """Carry out ``md``: delete, or with ``I`` mark as stale under a new CAS."""
     line = parse_meta(words)
+    flags = line.flags
     bucket = services.bucket
-    stats = bucket.stats
     vbucket = bucket.of_key(line.key)
     try:
-        if line.flags.invalidate:
-            _invalidate(bucket, vbucket, line)
+        if flags.invalidate:
+            expiry = None if flags.ttl is None else _expiry(bucket, flags.ttl)
+            item = operations.mark_stale(bucket, vbucket, line.key, _cas(flags), expiry)
+            bucket.marks.put(item, STALE)
         else:
-            vbucket.delete(line.key, _cas(line.flags))
+            operations.delete(bucket, vbucket, line.key, _cas(flags), meta=True)
     except KeyNotFound:
-        stats.delete_misses += 1
         status = b"NF"
     except (KeyExists, Locked):
         status = b"EX"
     else:
-        stats.delete_hits += 1
         status = b"HD"
-    stats.cmd_meta += 1
-    if status == b"HD" and line.flags.quiet:
+    if status == b"HD" and flags.quiet:
         return b""
     return _reply(status, _echoes(line, _DELETE_RETURNS))
-
-
-def _invalidate(bucket: Bucket, vbucket: VBucket, line: MetaLine) -> None:
-    """Store the same document as a new version, so that the old CAS can no longer replace it."""
-    flags = line.flags
-    old = vbucket.get(line.key)
-    if old is None:
-        raise KeyNotFound(line.key)
-    assert old.value is not None
-    expiry = old.expiry if flags.ttl is None else _expiry(bucket, flags.ttl)
-    cas = _cas(flags) or old.cas
-    item = vbucket.store(line.key, old.value, old.flags, expiry, cas, old.datatype)
-    bucket.marks.put(item, STALE)
 
 
 # --- ma -----------------------------------------------------------------------------------------
@@ -333,47 +299,28 @@ def arithmetic(services: Services, words: list[bytes]) -> bytes:
     bucket = services.bucket
     vbucket = bucket.of_key(line.key)
     down = ARITHMETIC_MODES[flags.mode or b"I"] == b"decr"
-    existed = vbucket.find(line.key) is not None
     try:
-        delta = -flags.delta if down else flags.delta
-        number, item = _count(services, vbucket, line, delta, existed=existed)
+        number, item, existed = operations.add_delta(
+            bucket,
+            vbucket,
+            line.key,
+            flags.delta,
+            flags.cas or 0,
+            down=down,
+            initial=None if flags.vivify_ttl is None else flags.initial,
+            expiry=_expiry(bucket, flags.vivify_ttl or 0),
+            padded=services.pads_counters,
+        )
     except (KeyNotFound, KeyExists, Locked) as error:
-        missing = isinstance(error, KeyNotFound)
-        if missing:
-            _count_arithmetic(bucket, down=down, hit=False)
-        return _reply(b"NF" if missing else b"EX", _echoes(line))
-    _count_arithmetic(bucket, down=down, hit=True)
+        return _reply(b"NF" if isinstance(error, KeyNotFound) else b"EX", _echoes(line))
+    if existed and flags.ttl is not None:
+        item = vbucket.touch(line.key, _expiry(bucket, flags.ttl))
     if flags.quiet and existed:
         return b""
     if not flags.wants_value:
         return _done(line, _ARITHMETIC_RETURNS, bucket, vbucket, item)
     tokens = _tokens(line, _ARITHMETIC_RETURNS, bucket, vbucket, item)
     return _with_data(tokens, b"%d" % number)
-
-
-def _count(
-    services: Services, vbucket: VBucket, line: MetaLine, delta: int, *, existed: bool
-) -> tuple[int, Item]:
-    flags = line.flags
-    bucket = services.bucket
-    initial = None if flags.vivify_ttl is None else flags.initial
-    expiry = _expiry(bucket, flags.vivify_ttl or 0)
-    cas = flags.cas or 0
-    number, item = vbucket.add_delta(
-        line.key, delta, cas, initial=initial, expiry=expiry, padded=services.pads_counters
-    )
-    if existed and flags.ttl is not None:
-        item = vbucket.touch(line.key, _expiry(bucket, flags.ttl))
-    return number, item
-
-
-def _count_arithmetic(bucket: Bucket, *, down: bool, hit: bool) -> None:
-    stats = bucket.stats
-    stats.cmd_meta += 1
-    stats.decr_hits += down and hit
-    stats.decr_misses += down and not hit
-    stats.incr_hits += hit and not down
-    stats.incr_misses += not (down or hit)
 
 
 # --- shared -------------------------------------------------------------------------------------

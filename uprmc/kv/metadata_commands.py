@@ -10,11 +10,11 @@ from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import (
     InvalidArguments,
-    KeyNotFound,
     NotResident,
     RemoteProtocolError,
     TooLarge,
 )
+from uprmc.kv import operations
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.model import Life, Origin
 from uprmc.protocol.management import (
@@ -198,18 +198,14 @@ def return_meta(session: BinaryConversation, request: Request) -> None:
     vbucket = session.locate(request)
     stats = session.stats
     if kind == ReturnMetaKind.DELETE:
-        try:
-            item = vbucket.delete(request.key, request.cas)
-        except KeyNotFound:
-            stats.delete_misses += 1
-            raise
-        stats.delete_hits += 1
+        item = operations.delete(session.bucket, vbucket, request.key, request.cas)
         stats.ops_del_ret_meta += 1
     elif kind in (ReturnMetaKind.SET, ReturnMetaKind.ADD):
         if session.exceeds_item_limit(len(request.key), len(request.value)):
             raise TooLarge(request.key)
-        stats.cmd_set += 1
-        item = vbucket.store(
+        item = operations.store(
+            session.bucket,
+            vbucket,
             request.key,
             request.value,
             flags,
@@ -218,7 +214,6 @@ def return_meta(session: BinaryConversation, request: Request) -> None:
             request.datatype & session.datatypes,
             StoreMode.ADD if kind == ReturnMetaKind.ADD else StoreMode.SET,
         )
-        stats.total_items += 1
         stats.ops_set_ret_meta += 1
     else:
         raise InvalidArguments(f"{kind} is neither set, add nor delete")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from uprmc.engine.expiry import absolute_expiry
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import KeyNotFound, Locked, NotLocked
+from uprmc.kv import operations
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.model import Item
 from uprmc.protocol.binary import GET_LOCK_EXTRAS, GET_REPLY_EXTRAS, TOUCH_EXTRAS
@@ -19,53 +20,34 @@ _WITH_KEY = frozenset({Opcode.GETK, Opcode.GETKQ, Opcode.GATK, Opcode.GATKQ})
 def get(session: BinaryConversation, request: Request) -> None:
     """Answer get, getk and their quiet forms."""
     vbucket = session.locate(request)
-    stats = session.stats
-    expired = stats.expired_access
-    item = vbucket.get(request.key)
-    stats.cmd_get += 1
+    item = operations.get(session.bucket, vbucket, request.key)
     if item is None:
-        stats.get_misses += 1
-        stats.get_expired += stats.expired_access - expired
         session.miss(request, with_key=request.opcode in _WITH_KEY)
         return
-    stats.get_hits += 1
     _send_item(session, request, vbucket, item)
 
 
 def get_and_touch(session: BinaryConversation, request: Request) -> None:
     """Answer gat, gatk and their quiet forms."""
     vbucket = session.locate(request)
-    stats = session.stats
-    (exptime,) = TOUCH_EXTRAS.unpack(request.extras)
     try:
-        item = vbucket.touch(request.key, absolute_expiry(exptime, session.now()))
+        item = _touched(session, request, vbucket)
     except KeyNotFound:
-        stats.cmd_touch += 1
-        stats.cmd_get += 1
-        stats.touch_misses += 1
-        stats.get_misses += 1
         session.miss(request, with_key=request.opcode in _WITH_KEY)
         return
-    stats.cmd_touch += 1
-    stats.cmd_get += 1
-    stats.touch_hits += 1
-    stats.get_hits += 1
     _send_item(session, request, vbucket, item)
 
 
 def touch(session: BinaryConversation, request: Request) -> None:
     """Give a document another expiry time; the reply carries flags and CAS."""
-    stats = session.stats
-    (exptime,) = TOUCH_EXTRAS.unpack(request.extras)
-    try:
-        item = session.locate(request).touch(request.key, absolute_expiry(exptime, session.now()))
-    except KeyNotFound:
-        stats.cmd_touch += 1
-        stats.touch_misses += 1
-        raise
-    stats.cmd_touch += 1
-    stats.touch_hits += 1
+    item = _touched(session, request, session.locate(request))
     session.reply(request, extras=GET_REPLY_EXTRAS.pack(item.flags), cas=item.cas)
+
+
+def _touched(session: BinaryConversation, request: Request, vbucket: VBucket) -> Item:
+    (exptime,) = TOUCH_EXTRAS.unpack(request.extras)
+    expiry = absolute_expiry(exptime, session.now())
+    return operations.touch(session.bucket, vbucket, request.key, expiry)
 
 
 def get_and_lock(session: BinaryConversation, request: Request) -> None:

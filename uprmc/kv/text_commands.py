@@ -33,8 +33,9 @@ from uprmc.errors import (
     TemporaryFailure,
     TooLarge,
 )
+from uprmc.kv import operations
 from uprmc.kv.services import Services
-from uprmc.model import CAS_LOCKED, Item
+from uprmc.model import CAS_LOCKED
 from uprmc.protocol.text import (
     ArithmeticLine,
     DeleteLine,
@@ -131,72 +132,27 @@ def compared_cas(cas: int) -> int:
 
 def store(services: Services, line: StorageLine, value: bytes) -> bytes:
     """Carry out one of the six storage commands."""
-    stats = services.bucket.stats
+    bucket, key = services.bucket, line.key
     try:
-        _STORES[line.command](services, line, value)
-        stats.total_items += 1
-        reply = STORED
+        vbucket = bucket.of_key(key)
+        if line.command in _MODES:
+            expiry = absolute_expiry(line.exptime, bucket.clock.now())
+            cas = compared_cas(line.cas) if line.command == b"cas" else 0
+            mode = _MODES[line.command]
+            operations.store(bucket, vbucket, key, value, line.flags, expiry, cas, mode=mode)
+        else:
+            most, front = most_value_bytes(services, key), line.command == b"prepend"
+            operations.extend(bucket, vbucket, key, value, front=front, limit_bytes=most)
     except (KeyExists, KeyNotFound, NotStored, Locked) as error:
-        reply = storage_refusal(line.command, error)
-    stats.cmd_set += 1
-    return reply
+        return storage_refusal(line.command, error)
+    return STORED
 
 
-def _set(
-    services: Services, line: StorageLine, value: bytes, mode: StoreMode, cas: int = 0
-) -> Item:
-    bucket = services.bucket
-    expiry = absolute_expiry(line.exptime, bucket.clock.now())
-    vbucket = bucket.of_key(line.key)
-    return vbucket.store(line.key, value, line.flags, expiry, cas, mode=mode)
-
-
-def _set_always(services: Services, line: StorageLine, value: bytes) -> None:
-    _set(services, line, value, StoreMode.SET)
-
-
-def _add(services: Services, line: StorageLine, value: bytes) -> None:
-    _set(services, line, value, StoreMode.ADD)
-
-
-def _replace(services: Services, line: StorageLine, value: bytes) -> None:
-    _set(services, line, value, StoreMode.REPLACE)
-
-
-def _cas(services: Services, line: StorageLine, value: bytes) -> None:
-    stats = services.bucket.stats
-    try:
-        _set(services, line, value, StoreMode.SET, compared_cas(line.cas))
-    except KeyNotFound:
-        stats.cas_misses += 1
-        raise
-    except (KeyExists, Locked):
-        stats.cas_badval += 1
-        raise
-    stats.cas_hits += 1
-
-
-def _append(services: Services, line: StorageLine, value: bytes) -> None:
-    _extend(services, line, value, front=False)
-
-
-def _prepend(services: Services, line: StorageLine, value: bytes) -> None:
-    _extend(services, line, value, front=True)
-
-
-def _extend(services: Services, line: StorageLine, value: bytes, *, front: bool) -> None:
-    key = line.key
-    most = most_value_bytes(services, key)
-    services.bucket.of_key(key).extend(key, value, 0, front=front, limit_bytes=most)
-
-
-_STORES: dict[bytes, Callable[[Services, StorageLine, bytes], None]] = {
-    b"set": _set_always,
-    b"add": _add,
-    b"replace": _replace,
-    b"cas": _cas,
-    b"append": _append,
-    b"prepend": _prepend,
+_MODES = {
+    b"set": StoreMode.SET,
+    b"cas": StoreMode.SET,
+    b"add": StoreMode.ADD,
+    b"replace": StoreMode.REPLACE,
 }
 
 
@@ -205,59 +161,35 @@ _STORES: dict[bytes, Callable[[Services, StorageLine, bytes], None]] = {
 
 def delete(services: Services, line: DeleteLine) -> bytes:
     """Delete a document."""
-    stats = services.bucket.stats
-    try:
-        services.bucket.of_key(line.key).delete(line.key)
-    except KeyNotFound:
-        stats.delete_misses += 1
-        return NOT_FOUND
-    stats.delete_hits += 1
+    bucket = services.bucket
+    operations.delete(bucket, bucket.of_key(line.key), line.key)
     return DELETED
 
 
 def incr(services: Services, line: ArithmeticLine) -> bytes:
     """Raise a counter; it wraps at 2**64 and is never created."""
-    stats = services.bucket.stats
-    try:
-        number = _shift(services, line.key, line.delta)
-    except KeyNotFound:
-        stats.incr_misses += 1
-        return NOT_FOUND
-    stats.incr_hits += 1
-    return number_line(number)
+    return _shift(services, line, down=False)
 
 
 def decr(services: Services, line: ArithmeticLine) -> bytes:
     """Lower a counter; it stops at 0 and is never created."""
-    stats = services.bucket.stats
-    try:
-        number = _shift(services, line.key, -line.delta)
-    except KeyNotFound:
-        stats.decr_misses += 1
-        return NOT_FOUND
-    stats.decr_hits += 1
+    return _shift(services, line, down=True)
+
+
+def _shift(services: Services, line: ArithmeticLine, *, down: bool) -> bytes:
+    bucket, padded = services.bucket, services.pads_counters
+    vbucket = bucket.of_key(line.key)
+    number, _, _ = operations.add_delta(
+        bucket, vbucket, line.key, line.delta, down=down, padded=padded
+    )
     return number_line(number)
-
-
-def _shift(services: Services, key: bytes, delta: int) -> int:
-    padded = services.pads_counters
-    number, _ = services.bucket.of_key(key).add_delta(key, delta, padded=padded)
-    return number
 
 
 def touch(services: Services, line: TouchLine) -> bytes:
     """Give a document a new expiry time."""
     bucket = services.bucket
-    stats = bucket.stats
     expiry = absolute_expiry(line.exptime, bucket.clock.now())
-    try:
-        bucket.of_key(line.key).touch(line.key, expiry)
-    except KeyNotFound:
-        stats.cmd_touch += 1
-        stats.touch_misses += 1
-        return NOT_FOUND
-    stats.cmd_touch += 1
-    stats.touch_hits += 1
+    operations.touch(bucket, bucket.of_key(line.key), line.key, expiry)
     return TOUCHED
 
 

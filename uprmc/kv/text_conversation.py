@@ -56,6 +56,9 @@ _PAGES_A_TURN = 4
 #: Spaces that may precede a long ``get``, as in memcached.
 _INDENT_MOST = 100
 
+#: Words of a complete ``flush_all``.
+_FLUSH_WORDS = 3
+
 _NOTHING: frozenset[bytes] = frozenset()
 
 
@@ -172,6 +175,7 @@ class TextConversation(Conversation):
         if len(data) < end + 2:
             return position - (end + 2)
         if not data.startswith(LINE_END, end):
+            self._bucket.stats.cmd_set += 1
             if not noreply:
                 self._send(BAD_DATA_CHUNK)
             return end + 2
@@ -263,13 +267,14 @@ class TextConversation(Conversation):
         self._retrieval = None
 
     def _flush_all(self, words: list[bytes]) -> None:
-        line = parse_flush_all(words)
         bucket = self._bucket
+        # memcached counts one whose time is no number, too.
+        bucket.stats.cmd_flush += bucket.traffic and len(words) <= _FLUSH_WORDS
+        line = parse_flush_all(words)
         if not bucket.traffic:
             if not line.noreply:
                 self._send(TEMPORARY_FAILURE)
             return
-        bucket.stats.cmd_flush += 1
         now = bucket.clock.now()
         at = absolute_expiry(line.number, now) if line.number > 0 else now
         if line.noreply:

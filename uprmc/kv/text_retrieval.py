@@ -18,6 +18,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.fetcher import Wanted
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, KeyNotFound
+from uprmc.kv import operations
 from uprmc.model import Item
 from uprmc.protocol.text_replies import END, value_line, value_line_with_cas
 
@@ -118,7 +119,7 @@ class Retrieval:
         if self._expiry is not None:
             item = self._touch(vbucket, key, self._expiry)
         else:
-            item = self._get(vbucket, key)
+            item = operations.get(bucket, vbucket, key)
         if item is None:
             return None
         value = item.value
@@ -128,31 +129,11 @@ class Retrieval:
             return value_line_with_cas(key, item.flags, len(value), cas), value
         return value_line(key, item.flags, len(value)), value
 
-    def _get(self, vbucket: VBucket, key: bytes) -> Item | None:
-        stats = self._bucket.stats
-        expired = stats.expired_access
-        item = vbucket.get(key)
-        stats.cmd_get += 1
-        if item is None:
-            stats.get_misses += 1
-            stats.get_expired += stats.expired_access - expired
-        else:
-            stats.get_hits += 1
-        return item
-
     def _touch(self, vbucket: VBucket, key: bytes, expiry: int) -> Item | None:
-        stats = self._bucket.stats
-        item: Item | None
         try:
-            item = vbucket.touch(key, expiry)
+            return operations.touch(self._bucket, vbucket, key, expiry)
         except KeyNotFound:
-            item = None
-            stats.touch_misses += 1
-        else:
-            stats.touch_hits += 1
-        stats.cmd_get += 1
-        stats.cmd_touch += 1
-        return item
+            return None
 
 
 def _add(pieces: list[bytes], line: bytes, value: bytes) -> int:

@@ -17,6 +17,7 @@ from zlib import crc32
 
 from uprmc.core.serving import Serving, text_serving
 from uprmc.errors import CommandError
+from uprmc.kv.operations import count_refused_store
 from uprmc.kv.services import Services
 from uprmc.kv.text_commands import storage_refusal
 from uprmc.kv.text_conversation import LINE_END, TextConversation
@@ -107,7 +108,7 @@ class TextSession(TextConversation):
         out = self._out
         unsent, limit = self._unsent, self._max_unsent
         position, size, wanted = 0, len(data), 0
-        gets = hits = sets = stored = 0
+        gets = hits = sets = 0
         serving = self._serving
         while position < size and unsent <= limit:
             if serving is not None and self._bucket.account.unlocked(self._bucket.clock):
@@ -150,12 +151,12 @@ class TextSession(TextConversation):
                 complete = data[end : end + 2] == LINE_END
                 if complete and vbucket is not None and end - start + len(key) <= most:
                     expiry = 0 if exptime == b"0" else self._expiry(int(exptime))
-                    sets += 1
                     try:
                         vbucket.store_record(key, data[start:end], int(flags), expiry)
-                        stored += 1
+                        sets += 1
                         reply = STORED
                     except CommandError as error:
+                        count_refused_store(self._bucket.stats, 0, error)
                         reply = storage_refusal(b"set", error)
                     if noreply is None:
                         out.append(reply)
@@ -163,8 +164,8 @@ class TextSession(TextConversation):
                     position = end + 2
                     continue
             if gets or sets:
-                self._count(gets, hits, sets, stored)
-                gets = hits = sets = stored = 0
+                self._count(gets, hits, sets)
+                gets = hits = sets = 0
             self._unsent = unsent
             reached = self._one(data, position)
             unsent = self._unsent
@@ -176,13 +177,13 @@ class TextSession(TextConversation):
                 break
         self._unsent = unsent
         if gets or sets:
-            self._count(gets, hits, sets, stored)
+            self._count(gets, hits, sets)
         return position, 0 if self._halted() else wanted
 
-    def _count(self, gets: int, hits: int, sets: int, stored: int) -> None:
+    def _count(self, gets: int, hits: int, sets: int) -> None:
         stats = self._bucket.stats
         stats.cmd_get += gets
         stats.get_hits += hits
         stats.get_misses += gets - hits
         stats.cmd_set += sets
-        stats.total_items += stored
+        stats.total_items += sets

@@ -15,13 +15,13 @@ _RESULTS = {"hits": "hit", "misses": "miss"}
 COMMANDS = (
     stats(
         "commands_total",
-        "Get, set, touch and flush commands; a get of several keys counts each key.",
+        "Get, set, touch and flush commands; each key of a get counts, as a touch if it touches.",
         ("command",),
         {f"cmd_{name}": (name,) for name in ("get", "set", "touch", "flush")},
     ),
     stat(
         "meta_commands_total",
-        "Text meta commands; the commands that they carry out are counted, too.",
+        "`me` commands; other meta commands count as what they do.",
         "cmd_meta",
     ),
     stats(
@@ -35,7 +35,7 @@ COMMANDS = (
         }
         | {"cas_badval": ("cas", "mismatch")},
     ),
-    stat("get_expired_total", "Keys that a get found expired.", "get_expired"),
+    stat("get_expired_total", "Keys that a command found expired.", "get_expired"),
     stat("sets_stored_total", "Documents that storage commands stored.", "total_items"),
     stats(
         "items_expired_total",

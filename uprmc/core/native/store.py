@@ -201,12 +201,11 @@ def accept(
     else:
         if i64(old[1]) & GONE_BITS:
             return -1
-        if wanted:
-            due = u32_at(old, 3)
-            if due and due <= now:
-                return -1
-            if read_i64_be(old, tail_of(old)) != wanted:
-                return -1
+        due = u32_at(old, 3)
+        if due and due <= now:
+            return -1
+        if wanted and read_i64_be(old, tail_of(old)) != wanted:
+            return -1
         rev = read_i64_be(old, 8)
     if rev < 0:
         return -1
