@@ -24,7 +24,7 @@ _BACK_S = 0.1
 _IDLE_S = 0.002
 
 #: Logs that may have as many entries are never cut in these runs.
-_WHOLE_LOG = 25
+WHOLE_LOG = 25
 
 
 class Wire:
@@ -252,7 +252,7 @@ class Program:
         self.changes += 1
         if change.value in self.deposed:
             complain(f"{change} was made at a node that had been deposed")
-        if not change.vb_uuid and self._histories.max_entries < _WHOLE_LOG:
+        if not change.vb_uuid and self._histories.max_entries < WHOLE_LOG:
             return  # older than the oldest branch that the log still names
         branch = self._histories.branches.get((change.vbucket, change.vb_uuid))
         if branch is None:

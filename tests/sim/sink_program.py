@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from tests.sim.judges import complain
-from tests.sim.replica_client import Program
+from tests.sim.replica_client import WHOLE_LOG, Program
 from tests.sim.replica_mirror import of_version
 from tests.sim.replica_node import address
 from tests.sim.sink_readers import Docs
 from tests.sim.sink_targets import TARGETS
+from tests.sim.upr_truth import Log
 from uprmc.client.core import Options, UprCore
 
 
@@ -118,6 +119,19 @@ class SinkProgram(Program):
                 held = self._histories.node(name).held.get(number, {})
                 true = {k: of_version(v) for k, v in held.items() if not v.deleted}
                 self._compare(docs, number, true, f"{name} has")
+                self._judge_changes(number, self._histories.node(name).now(number).log)
+
+    def _judge_changes(self, number: int, log: Log) -> None:
+        """What a reader holds to be true is of the history that goes on."""
+        if self._histories.max_entries < WHOLE_LOG:
+            return
+        ends = dict(zip((uuid for uuid, _ in log), (2**64, *(begin for _, begin in log))))
+        for uuid, seqno in self._target.changes.get(number, ()):
+            if seqno > ends.get(uuid, 0):
+                complain(
+                    f"vBucket {number}: a reader of {self.kind} was never told that {seqno} of "
+                    f"{uuid:x} is void: the history is {log}"
+                )
 
     def _compare(
         self,

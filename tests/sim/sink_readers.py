@@ -32,11 +32,13 @@ class Lines:
     Attributes:
         docs: what they come to.
         again: how many came that were known by their id.
+        changes: by vBucket, of each change that no line has made void, its history and seqno.
     """
 
     def __init__(self) -> None:
         self.docs: Docs = {}
         self.again = 0
+        self.changes: dict[int, set[tuple[int, int]]] = {}
         self._ids: dict[int, dict[str, int]] = {}
 
     def take(self, data: bytes) -> None:
@@ -53,6 +55,9 @@ class Lines:
             self._ids[number] = {
                 each: seqno for each, seqno in ids.items() if seqno <= row["seqno"]
             }
+            self.changes[number] = {
+                each for each in self.changes.get(number, ()) if each[1] <= row["seqno"]
+            }
             if not row["seqno"]:
                 here.clear()
             return
@@ -61,6 +66,7 @@ class Lines:
                 self.again += 1
                 return
             ids[row["id"]] = row["seqno"]
+            self.changes.setdefault(number, set()).add((row["vb_uuid"], row["seqno"]))
         key = _bytes(row, "key")
         if row["op"] == "set":
             numbers = (row[name] for name in ("rev", "cas", "flags", "expiry"))

@@ -60,6 +60,11 @@ class Target(ABC):
         """How many changes a reader had before."""
         return 0
 
+    @property
+    def changes(self) -> dict[int, set[tuple[int, int]]]:
+        """The changes of each vBucket that a reader holds to be true; see `Lines`."""
+        return {}
+
 
 class Files(Target):
     """Lines in files."""
@@ -70,12 +75,19 @@ class Files(Target):
         return JsonFile(self._path, rotate_bytes=_ROTATE_BYTES)
 
     def docs(self) -> Docs:
-        numbered = [each for each in self._directory.glob("x.*.*") if each.suffix[1:].isdigit()]
-        oldest_first = sorted(numbered, key=lambda each: int(each.suffix[1:]))
-        found = of_files([*oldest_first, self._path])
+        found = self._read()
         if found.again:
             complain(f"{found.again} lines came twice")
         return found.docs
+
+    @property
+    def changes(self) -> dict[int, set[tuple[int, int]]]:
+        return self._read().changes
+
+    def _read(self) -> Lines:
+        numbered = [each for each in self._directory.glob("x.*.*") if each.suffix[1:].isdigit()]
+        oldest_first = sorted(numbered, key=lambda each: int(each.suffix[1:]))
+        return of_files([*oldest_first, self._path])
 
     def tear(self) -> None:
         if self._world.chance(0.5):
@@ -129,6 +141,10 @@ class Receiver(Target):
     @property
     def again(self) -> int:
         return self._lines.again
+
+    @property
+    def changes(self) -> dict[int, set[tuple[int, int]]]:
+        return self._lines.changes
 
     def _receive(self, body: bytes) -> tuple[int, str, float]:
         self._points.point()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,10 @@ from uprmc.sinks.sink import Sink
 
 Documents = dict[int, dict[bytes, bytes | None]]
 
-_POINTS_MAX = 60
+#: By vBucket, (vb_uuid, seqno).
+Changes = dict[int, set[tuple[int, int]]]
+
+_POINTS_MAX = 150
 
 
 class Lines:
@@ -40,11 +44,13 @@ class Lines:
     Attributes:
         documents: by vBucket.
         repeated: ids that came twice.
+        changes: by vBucket, the history and seqno of each change that no line has made void.
     """
 
     def __init__(self) -> None:
         self.documents: Documents = {}
         self.repeated: list[str] = []
+        self.changes: Changes = {}
         self._seen: dict[int, dict[str, int]] = {}
 
     def take(self, lines: Iterable[bytes]) -> None:
@@ -57,6 +63,8 @@ class Lines:
         if row["op"] == "rollback":
             for known in [each for each, seqno in seen.items() if seqno > row["seqno"]]:
                 del seen[known]
+            kept = self.changes.get(row["vbucket"], ())
+            self.changes[row["vbucket"]] = {each for each in kept if each[1] <= row["seqno"]}
             if not row["seqno"]:
                 here.clear()
             return
@@ -65,6 +73,7 @@ class Lines:
                 self.repeated.append(row["id"])
                 return
             seen[row["id"]] = row["seqno"]
+            self.changes.setdefault(row["vbucket"], set()).add((row["vb_uuid"], row["seqno"]))
         key = row["key"].encode()
         if row["op"] == "set":
             here[key] = row["value"].encode()
@@ -89,6 +98,10 @@ class SinkContract:
         """Return what a reader has."""
         raise NotImplementedError
 
+    def changes(self, place: Path) -> Changes:
+        """Return which changes a reader holds to be true, if it is told more than documents."""
+        return {}
+
     # --- the consumer ---------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -101,6 +114,11 @@ class SinkContract:
 
     def same(self, place: Path, rig: Rig, vbucket: int = 0) -> None:
         assert self.documents(place).get(vbucket, {}) == live(rig, vbucket)
+        log = rig.bucket.vbuckets[vbucket].failover_log
+        ends = {log[0].uuid: 2**64} | {old.uuid: new.seqno for new, old in pairwise(log)}
+        held = self.changes(place).get(vbucket, set())
+        void = [each for each in held if each[1] > ends.get(each[0], 0)]
+        assert not void, f"nobody said that {void} are void"
 
     # --- promises -------------------------------------------------------------------------------
 
@@ -126,13 +144,16 @@ class SinkContract:
             self.same(tmp_path, new)
 
     def _lost(self, consumer: _Following, old: Rig, new: Rig) -> None:
-        write(old, 0, a="1", b="2", gone="3")
-        replicate(old, new)
+        for vbucket in (0, 1):
+            write(old, vbucket, a="1", b="2", gone="3")
+            replicate(old, new, vbucket)
         consumer.go_on()
-        write(old, 0, a="lost", b="", new="lost")
+        for vbucket in (0, 1):
+            write(old, vbucket, a="lost", b="", new="lost")
         consumer.go_on()
-        fail_over(old, new)
-        write(new, 0, c="4")
+        for vbucket in (0, 1):
+            fail_over(old, new, vbucket)
+            write(new, vbucket, c="4")
         consumer.go_on(5)
 
     def test_a_history_that_nothing_is_shared_with_begins_anew(self, tmp_path: Path) -> None:
@@ -145,67 +166,135 @@ class SinkContract:
             consumer.go_on(5)
             self.same(tmp_path, new)
 
-    @pytest.mark.parametrize("after", [False, True])
-    def test_a_crash_at_any_commit_leaves_nothing_wrong(self, tmp_path: Path, after: bool) -> None:
+    def _at_each_point(self, tmp_path: Path, prepare: Callable[[_Following, int], None]) -> None:
+        """Tell a story with a death at the first, second, ... point until there is none there."""
         for number in range(1, _POINTS_MAX, self.every):
             place = tmp_path / str(number)
             place.mkdir()
             old, new = node(), standby(1000)
             with self.following(place, old, new) as consumer:
-                consumer.crash_at, consumer.crash_after = number, after
+                prepare(consumer, number)
                 self._lost(consumer, old, new)
-                write(new, 0, d="5", a="")
+                for vbucket in (0, 1):
+                    write(new, vbucket, d="5", a="")
                 consumer.go_on(2)
-                self.same(place, new)
-                if consumer.crash_at > consumer.commits:
+                for vbucket in (0, 1):
+                    self.same(place, new, vbucket)
+                if not consumer.deaths:
                     assert number > 4
                     return
-        raise AssertionError("more commits than expected")
+        raise AssertionError("more points than expected")
+
+    @pytest.mark.parametrize("after", [False, True])
+    def test_a_crash_at_any_commit_leaves_nothing_wrong(self, tmp_path: Path, after: bool) -> None:
+        def prepare(consumer: _Following, number: int) -> None:
+            consumer.commits.at, consumer.commits.after = number, after
+
+        self._at_each_point(tmp_path, prepare)
+
+    @pytest.mark.parametrize("after", [False, True])
+    def test_who_dies_twice_while_it_goes_back_begins_with_the_first_step_each_time(
+        self, tmp_path: Path, after: bool
+    ) -> None:
+        def prepare(consumer: _Following, number: int) -> None:
+            consumer.calls.at, consumer.calls.after = number, after
+            consumer.commits.again = 1 + number % 3
+
+        self._at_each_point(tmp_path, prepare)
+
+    def test_a_history_that_returns_while_one_goes_back_comes_whole(self, tmp_path: Path) -> None:
+        for number in range(1, _POINTS_MAX, self.every):
+            place = tmp_path / str(number)
+            place.mkdir()
+            old, new = node(), standby(1000)
+            with self.following(place, old, new) as consumer:
+                consumer.calls.at = number
+                consumer.returns = lambda: (fail_over(new, old, 0), fail_over(new, old, 1))  # noqa: B023
+                self._lost(consumer, old, new)
+                consumer.go_on(5)
+                for vbucket in (0, 1):
+                    self.same(place, old if consumer.deaths else new, vbucket)
+                if not consumer.deaths:
+                    return
+        raise AssertionError("more points than expected")
+
+
+class _Points:
+    """Places at which a process may die.
+
+    Attributes:
+        count: how many there were in all lives.
+        at: at which it dies, 0 = at none; `after` = when it is done.
+        again: so many points after its first death it dies once more.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.at = self.again = 0
+        self.after = False
+
+    def passed(self, effect: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an effect that is such a place."""
+
+        def point(*given: Any) -> Any:
+            self.count += 1
+            dies = self.count == self.at
+            if dies and not self.after:
+                raise Crash
+            found = effect(*given)
+            if dies:
+                raise Crash
+            return found
+
+        return point
 
 
 class _Following:
     """A consumer that dies and comes back.
 
     Attributes:
-        commits: how many there were in all lives.
-        crash_at: at which the process dies, 0 = at none; `crash_after` = when it is done.
+        commits: points at which positions are written.
+        calls: points at which the sink is told to go back, or what takes something back.
+        deaths: how often it has died.
+        returns: called once, at its first death.
     """
 
     def __init__(self, contract: SinkContract, place: Path, rigs: tuple[Rig, ...]) -> None:
         self._contract, self._place = contract, place
-        self.commits = self.crash_at = 0
-        self.crash_after = False
+        self.commits, self.calls = _Points(), _Points()
+        self.deaths = 0
+        self.returns: Callable[[], object] = lambda: None
         self._open()
         self._world = World(
             self._sink, *rigs, state=self._state, vbuckets=frozenset({0, 1}), buffer_bytes=400
         )
 
     def _open(self) -> None:
-        self._sink = self._contract.open(self._place)
-        state: Any = self._sink.state or SqliteState(self._place / "state.db", name="sink")
+        self._sink = sink = self._contract.open(self._place)
+        state: Any = sink.state or SqliteState(self._place / "state.db", name="sink")
         self._state = state
-        commit = state.commit
-
-        def counted(saved: Mapping[int, Any], *rest: Any) -> None:
-            self.commits += 1
-            if self.commits == self.crash_at and not self.crash_after:
-                raise Crash
-            commit(saved, *rest)
-            if self.commits == self.crash_at:
-                raise Crash
-
-        state.commit = counted
+        state.commit = self.commits.passed(state.commit)
+        state.forget = self.commits.passed(state.forget)
+        for name in ("rollback", "undo"):
+            setattr(sink, name, self.calls.passed(getattr(sink, name)))
 
     def go_on(self, seconds: float = 0.5) -> None:
-        """Follow for a while; a crash is survived."""
-        try:
-            self._world.settle(seconds)
-        except Crash:
-            self.die()
-            self._world.settle(seconds)
+        """Follow for a while; a crash is survived, and so is a second one."""
+        for _ in range(3):
+            try:
+                self._world.settle(seconds)
+            except Crash:
+                self.die()
+            else:
+                return
+        raise AssertionError("it dies more often than it is told to")
 
     def die(self) -> None:
         """End without another word, and begin again."""
+        self.deaths += 1
+        if self.deaths == 1:
+            self.returns()
+            if self.commits.again:
+                self.commits.at = self.commits.count + self.commits.again
         self.end()
         self._open()
         self._world.handler, self._world.state = self._sink, self._state

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.client.consumer_world import node, write
-from tests.sinks.sink_contract import Documents, Lines, SinkContract
+from tests.sinks.sink_contract import Changes, Documents, Lines, SinkContract
 from uprmc.sinks import http_post
 from uprmc.sinks.http_post import HttpPost
 from uprmc.sinks.sink import Sink, SinkError, SinkStopped
@@ -117,6 +117,9 @@ class TestHttpPost(SinkContract):
 
     def documents(self, place: Path) -> Documents:
         return self.receivers[place].reader.documents
+
+    def changes(self, place: Path) -> Changes:
+        return self.receivers[place].reader.changes
 
 
 def delivered(sink: HttpPost, tmp_path: Path, **documents: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.client.consumer_world import node, write
-from tests.sinks.sink_contract import Documents, Lines, SinkContract
+from tests.sinks.sink_contract import Changes, Documents, Lines, SinkContract
 from uprmc.client.state import StateRefused
 from uprmc.sinks.json_file import JsonFile
 from uprmc.sinks.sink import Sink, SinkError
@@ -36,6 +36,11 @@ class TestJsonFile(SinkContract):
         reader.take(lines(place))
         assert reader.repeated == []
         return reader.documents
+
+    def changes(self, place: Path) -> Changes:
+        reader = Lines()
+        reader.take(lines(place))
+        return reader.changes
 
 
 class TestRotatedJsonFile(TestJsonFile):

@@ -67,7 +67,7 @@ def records(brokers: str, topic: str) -> list[Any]:
 class TestKafka(SinkContract):
     """A reader keeps the newest record of each key."""
 
-    every = 3  # a topic of librdkafka's mock takes a second
+    every = 7  # a topic of librdkafka's mock takes a second
 
     @pytest.fixture(autouse=True)
     def _cluster(self, brokers: str) -> None:

@@ -224,17 +224,15 @@ class Follower:
             self._writer.went_back(place, target, log, put_back)
 
     def _settle(self, session: NodeSession, place: Place) -> Task:
-        """Undo what a crash or an undo has left above the place, if it is of another history."""
-        log = yield from self._log(session, place)
-        until = place.holds_until(log)
-        if not place.seqno <= until < place.applied:
-            return  # all of it is shared; or the place itself is not, then the node will say so
-        words = f"the node at {session.place} shares our history only up to seqno {until}"
-        if not self._rewinds(place, until, words):
-            yield from self._start_over(place)
-            return
-        log, put_back = yield from self._undo(session, place, until)
-        self._writer.settled(place, until, log, put_back)
+        """Go back if a crash or an undo has left something of another history above the place.
+
+        A program that was killed while it went back begins so again, with its first step.
+        """
+        until = place.holds_until((yield from self._log(session, place)))
+        if place.seqno <= until < place.applied:
+            words = f"the node at {session.place} shares our history only up to seqno {until}"
+            yield from self._return_to(session, place, until, words)
+        # else all of it is shared; or the place itself is not, then the node will say so
 
     def _undo(self, session: NodeSession, place: Place, above: int) -> Task:
         """Put the node's documents in place of all keys above a seqno.
@@ -285,13 +283,13 @@ class Follower:
         """Return whether to go back to `target`, or else to the beginning."""
         wish = self._on_rollback
         if callable(wish):
-            wish = wish(place.vbucket, place.seqno, target)
+            wish = wish(place.vbucket, place.held, target)
         if wish in FORMER_WORDS:
             now = FORMER_WORDS[wish]
             warnings.warn(f"on_rollback={wish!r} is now {now!r}", FutureWarning, stacklevel=2)
             wish = now
         if wish not in ("rewind", "restart"):
-            raise RollbackRefused(place.vbucket, max(place.seqno, place.applied), target, words)
+            raise RollbackRefused(place.vbucket, place.held, target, words)
         return wish == "rewind"
 
     # --- asking and telling ---------------------------------------------------------------------

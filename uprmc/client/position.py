@@ -154,6 +154,11 @@ class Place:
         return self.applied <= self.seqno
 
     @property
+    def held(self) -> int:
+        """Up to where the handler may have seen changes."""
+        return max(self.seqno, self.applied)
+
+    @property
     def unfinished_from_zero(self) -> bool:
         """Whether the handler may hold things although the place is the beginning."""
         return self.kept and not self.seqno
@@ -204,9 +209,9 @@ class Place:
 
     def go_back(self, seqno: int) -> None:
         """Stand at `seqno` from now on; the handler is yet to undo what came later."""
-        if seqno < self.seqno:
-            first, last = self.lost or (seqno + 1, self.seqno)
-            self.lost = (min(first, seqno + 1), max(last, self.seqno))
+        if seqno < self.held:
+            first, last = self.lost or (seqno + 1, self.held)
+            self.lost = (min(first, seqno + 1), max(last, self.held))
         self.seqno = self.whole = self.end = seqno
         self.inside = False
 

@@ -175,12 +175,18 @@ class PositionWriter:
         """Write that a place is at `seqno`, before the handler undoes anything.
 
         The ring stays. Should we die half-way, perhaps a node comes next that has the history which
-        this one lost: it streams everything after `seqno` again. Any other one has it undone.
+        this one lost: it streams everything after `seqno` again. Any other one has it undone, from
+        the first step. Where the handler's own writes are in the state's transactions, this goes
+        with the first of them: one that was not told to go back has not lost its place either.
         """
         self._drop_boundaries(place.vbucket, seqno)
         place.go_back(seqno)
         self._dirty.pop(place.vbucket, None)
-        if place.kept:
+        if not place.kept:
+            return
+        if self.shared:
+            self._dirty[place.vbucket] = place
+        else:
             place.durable = place.saved(inside=False)
             self.state.commit({place.vbucket: place.durable}, [], {}, {})
 
@@ -199,17 +205,6 @@ class PositionWriter:
         entries = sorted(put_back)
         place.went_back(seqno, log, max(entries[-1][0], seqno) if entries else 0)
         self._write(place, entries, seqno)
-
-    def settled(
-        self, place: Place, until: int, log: FailoverLog, put_back: Sequence[tuple[int, bytes]]
-    ) -> None:
-        """Write that nothing above `until` is left of another history; the place stays."""
-        entries = sorted(put_back)
-        left = self.state.ring_after(place.vbucket, place.seqno)
-        ends = [seqno for seqno, _ in left if seqno <= until] + [seqno for seqno, _ in entries]
-        place.log = log
-        place.applied = max([place.seqno, *ends])
-        self._write(place, entries, until)
 
     def _write(self, place: Place, entries: list[tuple[int, bytes]], cut: int) -> None:
         vbucket = place.vbucket
