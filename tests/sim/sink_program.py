@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ class SinkProgram(Program):
         """What a reader holds to be true is of the history that goes on."""
         if self._histories.max_entries < WHOLE_LOG:
             return
-        ends = dict(zip((uuid for uuid, _ in log), (2**64, *(begin for _, begin in log))))
+        ends = {log[0][0]: 2**64} | {old: end for (_, end), (old, _) in pairwise(log)}
         for uuid, seqno in self._target.changes.get(number, ()):
             if seqno > ends.get(uuid, 0):
                 complain(
