@@ -19,6 +19,7 @@ from tests.upr.test_watermarks_on_the_wire import (
     report,
     told,
 )
+from uprmc.upr.produce import registration
 
 #: Lifetimes by kind on the wire: other, xdcr, index, replica, rebalance, backup, spark.
 LIFETIMES = (3_600, 3_600, 86_400, 3_600, 900, 691_200, 86_400)
@@ -87,6 +88,20 @@ def test_a_stream_client_changes_no_row_of_another_whatever_its_kind(rig: Rig, k
     ):
         assert told(other, request).status == EXISTS
     assert rows(owner) == before
+
+
+def test_a_connection_remembers_its_rows_and_none_that_are_gone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "_OWNED_MIN", 20)
+    peer = connected(rig)
+    for number in range(100):
+        for again in range(2):
+            accepted(peer, report(5, b"row%d.%d" % (number, again), lifetime=1))
+        assert told(peer, report(0, b"row%d.0" % number, op=REMOVE)).status == OK
+        rig.clock.time += 2
+    (producer,) = rig.services.upr.producers.values()
+    assert len(producer.registration._owned) <= 20
 
 
 def test_bodies_at_random_change_no_row_of_another(rig: Rig) -> None:

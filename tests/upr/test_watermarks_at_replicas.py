@@ -333,7 +333,9 @@ def test_a_replica_that_starts_over_takes_its_report_back(source: Rig) -> None:
     said = script.sent()
     (asked,) = (each for each in said if each.opcode == STREAM_REQUEST)
     assert [reported(each) for each in only(said, HWT_REPORT)] == [10]
-    said = script.answer(asked, ROLLBACK, value=bytes(8))
+    assert script.answer(asked, ROLLBACK, value=bytes(8)) == []
+    target.flush()
+    said = script.sent()
     assert [reported(each) for each in only(said, HWT_REPORT)] == [0]
     assert kinds(said).index(HWT_REPORT) < kinds(said).index(STREAM_REQUEST)
 

@@ -174,6 +174,7 @@ class Bucket:
         if state == VBucketState.ACTIVE:
             vbucket.promote()
         vbucket.reset_pending = True
+        vbucket.replaces = number in self.removed_terms
         vbucket.change_header()
         return vbucket
 

@@ -70,6 +70,7 @@ class History(VBucketFront):
         term: number of promotions that led to the present history; it never decreases, see `terms`.
         known_term: the highest term that any node is known to have for this vBucket.
         forgetting: what the store has not yet deleted of a history that was rolled back.
+        replaces: whether no commit of this history has ended: the store may have another one.
         expired: documents that have expired here since the node started, in any history.
         deletions: documents that were deleted or expired since this history began or the node
             started.
@@ -91,6 +92,7 @@ class History(VBucketFront):
         "persisted_snapshot",
         "purge_seqno",
         "receiving",
+        "replaces",
         "reset_pending",
         "state",
         "table",
@@ -118,7 +120,7 @@ class History(VBucketFront):
         self._now = clock.now
         self._monotonic = clock.monotonic
         self.header_dirty = False
-        self.reset_pending = False
+        self.reset_pending = self.replaces = False
         self.purge_seqno = 0
         self.expired = 0
         self.watchers: list[Watcher] = []
@@ -165,6 +167,15 @@ class History(VBucketFront):
         Until then nothing counts as persisted, and no reading may be opened.
         """
         return self.forgetting is not None
+
+    @property
+    def former_on_disk(self) -> bool:
+        """Whether the store still has another history, which a crash would bring back.
+
+        Nobody else may be told of the present one until then: a source that was asked for
+        everything relies on it that a peer's older state never comes again.
+        """
+        return self.replaces or self.forgetting is not None
 
     @property
     def item_count(self) -> int:
@@ -299,6 +310,7 @@ class History(VBucketFront):
             uuid: the uuid of the new history.
             size: bytes to subtract from the memory account, if known; otherwise they are counted.
         """
+        former = self.former_on_disk or self.high_seqno > 0
         account = self._account
         account.used -= self.table.memory_bytes() if size is None else size
         for piece in self.table.let_go():
@@ -308,6 +320,7 @@ class History(VBucketFront):
             account.lookups[self.id] = self.table.get
         self.purge_seqno = 0
         self.reset_pending = True
+        self.replaces = former
         self.change_header()
         self.interrupt(Interruption.RESET)
 
@@ -389,6 +402,7 @@ class History(VBucketFront):
         self.persisted_seqno = upto
         self.persisted_snapshot = snapshot
         self.forgetting = None
+        self.replaces = False
         if self.table.tombstones:
             self._forget_tombstones(records)
 

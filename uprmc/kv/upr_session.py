@@ -64,17 +64,24 @@ _MANY: dict[int, Answers] = {
 }
 
 
-def _side(before: BinarySession, wake: Callable[[], None], opening: Request, flags: int) -> Peer:
+def _side(
+    before: BinarySession,
+    wake: Callable[[], None],
+    hang_up: Callable[[], None],
+    opening: Request,
+    flags: int,
+) -> Peer:
     """Return the side of the conversation that the flags of an OPEN ask us to take."""
     hub = before.services.upr
     request = UprRequest(opening.opcode, 0, opening.opaque, opening.extras, opening.key)
     if not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER):
-        return Consumer(hub, request, wake)
+        return Consumer(hub, request, wake, hang_up)
     return Producer(
         hub,
         request,
         flags,
         wake,
+        hang_up,
         datatypes=before.datatypes,
         modern=before.greeted,
         terms=before.with_terms,
@@ -99,7 +106,7 @@ class UprSession(BinarySession):
         self._gentle_left = GENTLE_BYTES
         self._pausing = False
         self._sent = 0
-        self.peer = _side(before, wake, opening, flags)
+        self.peer = _side(before, wake, self._hang_up, opening, flags)
         consumes = isinstance(self.peer, Consumer)
         most = before.services.settings.max_frame_bytes
         self._answer_max_bytes = most if consumes else _ANSWER_MAX_BYTES
@@ -125,8 +132,6 @@ class UprSession(BinarySession):
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """Return replies, then frames of streams."""
-        if self.peer.closed:
-            self._close()
         pieces = super().data_to_send(budget)
         if self.closing:
             return pieces
@@ -165,6 +170,16 @@ class UprSession(BinarySession):
         """Release the streams too."""
         super().connection_lost()
         self.peer.close()
+
+    def _hang_up(self) -> None:
+        """End the conversation at once, also with a peer that reads nothing and is never pulled."""
+        self._close()
+        self._wake()
+
+    def _close(self, misuse: str = "") -> None:
+        """See `Conversation`; what a slow peer has not taken keeps nothing of the store."""
+        super()._close(misuse)
+        self.peer.release_views()
 
     def begin_anew(self) -> None:
         """Hang up: a stream belongs to the user who opened it."""

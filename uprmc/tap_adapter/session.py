@@ -117,7 +117,10 @@ class TapSession:
         if not self.closing and self._over(now):
             self._end()
         if self._opened is not None and not self.closing:
-            self._opened.producer.tick(now)
+            producer = self._opened.producer
+            producer.tick(now)
+            if producer.closed:  # who reads nothing is not pulled, so `data_to_send` is not called
+                self._end()
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """See `ports.Session`: replies, then the stream."""

@@ -157,9 +157,11 @@ class Hub:
             del self.consumers[consumer.name]
 
     def _disconnect_older(self, name: bytes) -> None:
-        older = self.producers.pop(name, None) or self.consumers.pop(name, None)
+        """End what has a name: its connection may last, if its peer reads nothing any more."""
+        older = self.producers.get(name) or self.consumers.get(name)
         if older is not None:
             older.disconnect("another connection has taken its name")
+            older.close()
 
     def release_views(self) -> None:
         """Have everybody give up what is held of the store."""

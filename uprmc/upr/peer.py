@@ -70,4 +70,4 @@ class Peer(Protocol):
         """Ask the session to hang up."""
 
     def close(self) -> None:
-        """The connection is gone: let go of everything."""
+        """Let go of everything: the connection is gone, or is to go; harmless twice."""

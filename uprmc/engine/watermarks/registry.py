@@ -137,9 +137,9 @@ class Watermarks:
 
     def find(self, vbucket: VBucket, name: bytes, owner: object) -> Row | None:
         """Return a live row of this owner, as the present history sees it."""
-        table = self._tables.get(vbucket.id)
-        if table is None or table.owners.get(name) is not owner:
+        if not self.owns(vbucket.id, name, owner):
             return None
+        table = self._table(vbucket.id)
         return table.find(name, vbucket, self._clock.now())
 
     def is_registered(self, vbucket: VBucket, name: bytes) -> bool:
@@ -331,15 +331,20 @@ class Watermarks:
         If it were lost in a crash, the client would keep too much, and be thrown back only by
         deletions that had been purged before: without any, it is not written at once.
         """
-        table = self._tables.get(vbucket.id)
-        if table is None or table.owners.get(name) is not owner:
+        if not self.owns(vbucket.id, name, owner):
             return
+        table = self._table(vbucket.id)
         if not table.begin_build(name, floor, vbucket, self._clock.now()):
             return
         if vbucket.purge_seqno:
             self.storing.write(vbucket.id)
         else:
             self.storing.write_later([vbucket.id])
+
+    def owns(self, number: int, name: bytes, owner: object) -> bool:
+        """Tell whether there is such a row of this owner."""
+        table = self._tables.get(number)
+        return table is not None and table.owners.get(name) is owner
 
     def release(self, number: int, name: bytes, owner: object) -> None:
         """Let others change a row, because its owner's connection has closed."""

@@ -69,6 +69,7 @@ class Producer:
         opening: UprRequest,
         flags: int,
         wake: Callable[[], None],
+        hang_up: Callable[[], None] | None = None,
         *,
         datatypes: int = 0,
         modern: bool = False,
@@ -82,6 +83,7 @@ class Producer:
             opening: the OPEN.
             flags: its flags.
             wake: called when something is to be sent by itself.
+            hang_up: called when `closed` is set; by default `wake`.
             datatypes: datatype bits that the peer understands.
             modern: see the class.
             terms: whether HELLO has granted the peer terms.
@@ -115,7 +117,8 @@ class Producer:
             modern=modern,
         )
         self._hub = hub
-        self._wake = wake
+        self._hang_up = hang_up or wake
+        self._is_gone = False
         hub.join_producer(self)
 
     @property
@@ -125,11 +128,15 @@ class Producer:
 
     def disconnect(self, why: str) -> None:
         """Ask the session to hang up."""
-        self.closed = why
-        self._wake()
+        self.closed = self.closed or why
+        self._hang_up()
 
     def close(self) -> None:
-        """The connection is gone: let go of everything."""
+        """See `Peer`."""
+        if self._is_gone:
+            return
+        self._is_gone = True
+        self._hang_up = _ignore  # the session knows us
         if self._connected is not None:
             self._connected.close()
         self.registration.close()
@@ -297,6 +304,10 @@ class Producer:
         feed = self.feed
         feed.add_barrier(request.key, request.opaque)
         return Answer(extras=BARRIER_ADD_REPLY_EXTRAS.pack(feed.cycle, feed.position, 0))
+
+
+def _ignore() -> None:
+    """Stand in for a session that is over."""
 
 
 def _log_answer(vbucket: VBucket, log: FailoverLog, *, with_term: bool) -> Answer:

@@ -41,6 +41,9 @@ from uprmc.upr.produce.tables import Tables, passes_tables_on, record_of
 
 _KINDS = frozenset(Kind)
 
+#: Rows of a connection are looked through for those that are gone when there are so many.
+_OWNED_MIN = 2_048
+
 
 class Registration:
     """The rows of one connection.
@@ -67,6 +70,7 @@ class Registration:
         self._options = options
         self._named: dict[int, Report] = {}
         self._owned: set[tuple[int, bytes]] = set()
+        self._owned_max = _OWNED_MIN
         self._late: list[bytes] = []
         self.tables = Tables(bucket, options, interval_s)
         self.lasting = self.merges = False
@@ -109,6 +113,7 @@ class Registration:
             self.tables.forget(vbucket.id)
             self._watermarks.remove(vbucket, name, owner)
             self._named.pop(vbucket.id, None)
+            self._owned.discard((vbucket.id, name))
             return Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True)
         kind = _kind(asked.kind)
         lifetime_s = NEVER if self.lasting else asked.lifetime_s
@@ -116,7 +121,7 @@ class Registration:
         reported = self._watermarks.report(vbucket, report, owner)
         if not manages:
             self._named[vbucket.id] = report
-            self._owned.add((vbucket.id, report.id))
+            self._own(vbucket.id, report.id)
             if kind is Kind.REPLICA:
                 self.tables.name(vbucket.id, report)
         return reported
@@ -137,7 +142,7 @@ class Registration:
         lifetime_s = NEVER if self.lasting else head.lifetime_s
         for number, watermark, uuid, meta in begun:
             self._named[number] = Report(name, kind, watermark, lifetime_s, uuid or None, meta)
-            self._owned.add((number, name))
+            self._own(number, name)
         return rest, not begun
 
     def granted_s(self, head: ReportsHead) -> int:
@@ -270,8 +275,17 @@ class Registration:
             self._watermarks.report(vbucket, renewed, self)
         except CommandError:  # a replica, no room: the stream goes on without a row
             return False
-        self._owned.add((vbucket.id, report.id))
+        self._own(vbucket.id, report.id)
         return True
+
+    def _own(self, number: int, name: bytes) -> None:
+        """Remember a row that is to be released; rows that are gone are forgotten now and then."""
+        owned = self._owned
+        owned.add((number, name))
+        if len(owned) > self._owned_max:
+            owns = self._watermarks.owns
+            owned = self._owned = {each for each in owned if owns(*each, self)}
+            self._owned_max = max(_OWNED_MIN, 2 * len(owned))
 
     def close(self) -> None:
         """Release the rows: the connection is closed."""

@@ -39,14 +39,20 @@ class Consumer(Receiver):
 
     answers_while_paused = True
 
-    def __init__(self, hub: Hub, opening: UprRequest, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        opening: UprRequest,
+        wake: Callable[[], None],
+        hang_up: Callable[[], None] | None = None,
+    ) -> None:
         """Open a consumer; an older connection of the same name is disconnected."""
-        super().__init__(hub, opening.key, wake)
+        super().__init__(hub, opening.key, wake, hang_up)
         self._greeted = False
         hub.join_consumer(self)
 
     def close(self) -> None:
-        """The connection is gone."""
+        """See `Peer`."""
         super().close()
         self.hub.leave_consumer(self)
 

@@ -134,7 +134,7 @@ class Link(LinkSession):
         """Ask for streams; where the vBuckets stand is reported before, all at once."""
         added = [self._added(number, flags) for number in list(numbers)]
         streams = [stream for stream in added if stream is not None]
-        self._reporting.register(s.vbucket for s in streams if not s.vbucket.rewinding)
+        self._reporting.register(s.vbucket for s in streams if not s.vbucket.former_on_disk)
         for stream in streams:
             super().request(stream)
 
@@ -158,7 +158,7 @@ class Link(LinkSession):
 
     def request(self, stream: ReplicaStream) -> None:
         """Ask for a stream again; where the vBucket stands is reported before."""
-        if stream.state is not ReplicaState.DEAD and not stream.vbucket.rewinding:
+        if stream.state is not ReplicaState.DEAD and not stream.vbucket.former_on_disk:
             self._reporting.register([stream.vbucket])
         super().request(stream)
 

@@ -71,6 +71,10 @@ _GRANTED = frozenset({ReplicaState.READING, ReplicaState.TAKEOVER_WAIT})
 Answered = Callable[[ResponseFrame], None]
 
 
+def _ignore() -> None:
+    """Stand in for a session that is over."""
+
+
 class Receiver:
     """Fills vBuckets from one producer's streams.
 
@@ -89,7 +93,14 @@ class Receiver:
 
     answers_while_paused = False
 
-    def __init__(self, hub: Hub, name: bytes, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        name: bytes,
+        wake: Callable[[], None],
+        hang_up: Callable[[], None] | None = None,
+    ) -> None:
+        """Begin without streams; `hang_up` is called when `closed` is set, by default `wake`."""
         self.name = name
         self.streams: dict[int, ReplicaStream] = {}
         self.closed = ""
@@ -101,6 +112,7 @@ class Receiver:
         self.silence = Silence()
         self.hub = hub
         self._wake = wake
+        self._hang_up = hang_up or wake
         self._frames: deque[bytes] = deque()
         self._max_value_bytes = hub.bucket.settings.kv.max_item_bytes
 
@@ -117,10 +129,11 @@ class Receiver:
     def disconnect(self, why: str) -> None:
         """Ask for the connection to be closed."""
         self.closed = self.closed or why
-        self._wake()
+        self._hang_up()
 
     def close(self) -> None:
-        """The connection is gone: let go of everything."""
+        """See `Peer`."""
+        self._hang_up = _ignore  # the session may know us
         for stream in self.streams.values():
             stream.close()
         self.streams.clear()
@@ -190,10 +203,10 @@ class Receiver:
     # --- streams begin --------------------------------------------------------------------------
 
     def request(self, stream: ReplicaStream) -> None:
-        """Ask for a stream, once what was rolled back is on disk."""
+        """Ask for a stream, once no other history than the present one is on disk."""
         if stream.state is ReplicaState.DEAD:
             return
-        if stream.vbucket.rewinding:
+        if stream.vbucket.former_on_disk:
             self.hub.bucket.flusher.when_durable(lambda _: self.request(stream))
             return
         self.ask(
