@@ -56,6 +56,7 @@ def test_where_no_header_is_below_it_only_this_vbucket_begins_at_zero(machine: H
     assert machine.store.roll_back(0, 0) is True
     assert [machine.stands(vbucket) for vbucket in (0, 1, 2)] == [0, 2, 2]
     assert machine.store.maps.calls == before
+    assert machine.store.durable_of(0) is None, "a crash brings old rows back"
     machine.rows_are_those_of_where_it_stands()
 
 

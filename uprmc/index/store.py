@@ -198,6 +198,7 @@ class IndexStore:
         if not seqno:
             self.rollbacks["vbucket"] += 1
             self.drop([vbucket])
+            self.write_header()  # the node that is asked for everything relies on it
             return True
         found = self.files.header_below(vbucket, seqno, self._standings.positions)
         if found is None:
