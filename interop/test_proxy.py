@@ -173,10 +173,11 @@ def test_a_throttle_passes_no_more_than_it_may(proxy: Proxy) -> None:
 
 @pytest.mark.parametrize("way", Way)
 def test_silence_keeps_the_connection_and_loses_nothing(proxy: Proxy, way: Way) -> None:
-    with proxy.address.connect(0.05) as end:
+    with proxy.address.connect() as end:
         end.sendall(b"before")
         assert read(end, 6) == b"before"
         proxy.silence(way)
+        end.settimeout(0.05)
         end.sendall(b"held")
         with pytest.raises(TimeoutError):
             end.recv(1)
