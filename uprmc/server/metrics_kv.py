@@ -21,7 +21,7 @@ COMMANDS = (
     ),
     stat(
         "meta_commands_total",
-        "`me` commands; other meta commands count as what they do.",
+        "Meta debug commands (me); other meta commands count as what they do.",
         "cmd_meta",
     ),
     stats(
