@@ -61,7 +61,7 @@ class _Node:
 
     def figures(self) -> dict[str, float]:
         """Sizes in MiB, and how many tombstones there are."""
-        told = self.wire.statistics()
+        told = self.wire.statistics(b"ep")
         return {
             "file_mib": (self.directory / "data.mdb").stat().st_size / _MIB,
             "used_mib": int(told[b"ep_db_data_size"]) / _MIB,

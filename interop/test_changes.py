@@ -133,7 +133,7 @@ def test_a_reader_that_does_not_read_is_held_back_and_counted(tmp_path: Path) ->
 
         def held() -> list[int]:
             """Return the bytes that wait for the reader: of its stream, of its answer."""
-            found = client.stats()
+            found = client.stats("uprmc")
             return [int(found[name]) for name in (b"conn_received_bytes", b"conn_unsent_bytes")]
 
         with raw_reader(server, "since=0"):

@@ -74,7 +74,7 @@ def test_display_shows_classes_with_pages(program: str, filled: ServerProcess) -
     assert header.split()[:5] == ["#", "Item_Size", "Max_age", "Pages", "Count"]
     assert sum(int(row.split()[4]) for row in rows) == 3
     assert all(int(row.split()[3]) >= 1 for row in rows)
-    assert any(row.split()[1].endswith("K") for row in rows)
+    assert all(re.fullmatch(r"[\d.]+[BK]", row.split()[1]) for row in rows)
 
 
 @pytest.mark.parametrize("mode", ["stats", "settings", "sizes"])

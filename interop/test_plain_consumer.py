@@ -630,7 +630,7 @@ def test_silence_ends_a_connection_at_either_end_and_a_quiet_one_stays(
     assert consumer.tally()["connections"] == 1
 
     consumer.process.send_signal(signal.SIGSTOP)
-    wait_until(lambda: node.client.stats()["upr_dead"] == "1", lambda: "the node's patience")
+    wait_until(lambda: node.client.stats("uprmc")["upr_dead"] == "1", lambda: "the node's patience")
     consumer.process.send_signal(signal.SIGCONT)
     wait_until(lambda: consumer.tally()["connections"] == 2, consumer.told)
 

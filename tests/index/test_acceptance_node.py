@@ -135,8 +135,7 @@ def test_bodies_come_over_the_stream_and_from_memory(node: Site) -> None:
     files = [each for each in opened if each.startswith(data)]
     assert files
     assert all(each.startswith(f"{data}/index/") for each in files)
-    found = stats(node.upr)
-    assert found["ep_bg_fetched"] == "0"
+    assert stats(node.upr, "ep")["ep_bg_fetched"] == "0"
 
 
 def test_a_changed_design_answers_with_the_old_rows_until_it_is_built(node: Site) -> None:

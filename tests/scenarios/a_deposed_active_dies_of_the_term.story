@@ -33,7 +33,7 @@ vBucket 0: following a, 0 streaming, 0 changes behind
 $ until uprmc vbucket list --node a --state dead
 vBucket state term vb_uuid high seqno persisted items
 0 dead 1 #2 3 3 3
-$ uprmc stats --node a |grep vbuckets_deposed
+$ uprmc stats uprmc --node a |grep vbuckets_deposed
 vbuckets_deposed 1
 $ get a 0 k1
 k1: not my vBucket

@@ -7,6 +7,7 @@ import os
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,8 @@ from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.metrics import Exposition
 from uprmc.model import VBucketState
 from uprmc.server.node import Node
+from uprmc.server.stat_general import _NEVER
+from uprmc.server.stat_memcached import _UNUSED_SETTINGS
 from uprmc.server.stat_watermarks import ROWS_MAX
 from uprmc.server.statistics import numbered
 
@@ -36,7 +39,11 @@ limit_maxbytes accepting_conns threads bytes curr_items total_items evictions re
 expired_unfetched evicted_unfetched
 """
 
-#: What Couchbase's tools read.
+#: What Couchbase's tools read, in the general group and in the one of the engine.
+COUCHBASE_GENERAL = """
+curr_items curr_items_tot vb_active_curr_items ep_queue_size ep_flusher_todo ep_flusher_state
+ep_commit_num ep_degraded_mode ep_max_size ep_dbname mem_used ep_num_non_resident
+"""
 COUCHBASE = """
 mem_used ep_max_size ep_mem_low_wat ep_mem_high_wat ep_queue_size ep_flusher_todo ep_commit_num
 ep_num_value_ejects ep_num_non_resident ep_num_pager_runs ep_bg_fetched ep_tmp_oom_errors
@@ -71,7 +78,8 @@ def group(node: Node, words: str = "") -> dict[str, str]:
 
 def test_the_general_group_has_every_name_that_clients_read(running: tuple[Node, Loop]) -> None:
     found = group(running[0])
-    assert not {*GENERAL.split(), *COUCHBASE.split()} - found.keys()
+    assert not {*GENERAL.split(), *COUCHBASE_GENERAL.split()} - found.keys()
+    assert not set(COUCHBASE.split()) - group(running[0], "ep").keys()
     assert found["pid"] == str(os.getpid())
     assert found["version"] == MEMCACHED_VERSION
     assert found["curr_items"] == found["vb_active_curr_items"] == "10"
@@ -96,7 +104,7 @@ def test_vbuckets_and_documents_are_counted_by_state(tmp_path: Path) -> None:
         node.bucket.set_state(1, VBucketState.REPLICA)
         node.bucket.set_state(2, VBucketState.REPLICA)
         node.bucket.set_state(3, VBucketState.DEAD)
-        found = group(node)
+        found = group(node, "ep") | group(node)
         assert found["ep_vb_total"] == found["curr_items_tot"] == "4"
         for state, count in (("active", "1"), ("replica", "2"), ("pending", "0"), ("dead", "1")):
             assert found[f"vb_{state}_num"] == found[f"vb_{state}_curr_items"] == count
@@ -104,7 +112,7 @@ def test_vbuckets_and_documents_are_counted_by_state(tmp_path: Path) -> None:
         node.bucket.shut_traffic_out()
         found = group(node)
         assert found["curr_items"] == found["vb_active_curr_items"] == "0"
-        assert found["vb_replica_curr_items"] == "2"
+        assert group(node, "ep")["vb_replica_curr_items"] == "2"
         assert found["ep_degraded_mode"] == "1"
         assert group(node, "warmup")["ep_warmup_thread"] == "complete"
 
@@ -113,7 +121,7 @@ def test_the_size_of_the_store_is_told_with_and_without_free_pages(
     running: tuple[Node, Loop],
 ) -> None:
     node, _ = running
-    found = group(node)
+    found = group(node, "ep")
     usage = node.bucket.store.usage()
     assert found["ep_db_file_size"] == str(usage.file_bytes)
     assert found["ep_db_data_size"] == str(usage.used_bytes)
@@ -140,7 +148,7 @@ def test_connections_are_counted_and_listed(running: tuple[Node, Loop]) -> None:
 
 def test_the_settings_group_shows_what_is_in_force(running: tuple[Node, Loop]) -> None:
     node, _ = running
-    found = group(node, "settings")
+    found = group(node, "settings") | group(node, "settings-uprmc")
     assert found["engine.vbuckets"] == "4"
     assert found["maxbytes"] == found["memory.quota"] == str(1 << 30)
     assert found["item_size_max"] == found["kv.max_item_bytes"] == str(1 << 20)
@@ -151,11 +159,66 @@ def test_the_groups_of_slabs_speak_of_one_class(running: tuple[Node, Loop]) -> N
     assert group(node, "items")["items:1:number"] == "10"
     slabs = {name: int(value) for name, value in group(node, "slabs").items()}
     assert slabs["1:used_chunks"] == 10
-    assert slabs["1:chunk_size"] == 1 << 20
     assert slabs["1:total_pages"] == 1
-    assert slabs["1:total_chunks"] == slabs["1:total_pages"] * slabs["1:chunks_per_page"]
-    assert slabs["1:total_chunks"] == slabs["1:used_chunks"] + slabs["1:free_chunks"]
-    assert sum(map(int, group(node, "sizes").values())) == 10
+    expect_agreement(node)
+
+
+def expect_agreement(node: Node) -> None:
+    """Require that numbers about the same memory and documents fit together."""
+    general, items = group(node), group(node, "items")
+    slabs = {name.removeprefix("1:"): int(value) for name, value in group(node, "slabs").items()}
+    sizes = {int(size): int(number) for size, number in group(node, "sizes").items()}
+    used, documents = int(general["bytes"]), int(general["curr_items"])
+    assert slabs["total_chunks"] == slabs["total_pages"] * slabs["chunks_per_page"]
+    assert slabs["total_chunks"] == slabs["used_chunks"] + slabs["free_chunks"]
+    assert slabs["total_chunks"] * slabs["chunk_size"] == slabs["total_malloced"]
+    assert slabs["mem_requested"] <= slabs["used_chunks"] * slabs["chunk_size"]
+    page = max(slabs["chunk_size"], 1 << 20)
+    assert slabs["mem_requested"] <= used <= int(general["limit_maxbytes"])
+    assert slabs["total_malloced"] <= slabs["mem_requested"] + page + documents
+    assert slabs["used_chunks"] == documents == int(items["items:1:number"]) == sum(sizes.values())
+    assert int(items["items:1:mem_requested"]) == slabs["mem_requested"]
+    if documents == sum(len(vbucket.table) for vbucket in node.bucket.vbuckets.values()):
+        assert slabs["mem_requested"] == used
+        assert used <= sum(size * number for size, number in sizes.items()) <= used + 32 * documents
+
+
+def test_numbers_about_the_same_things_fit_together(tmp_path: Path) -> None:
+    with node_here(tmp_path) as (node, _):
+        for number in range(200):
+            put(node, b"key-%d" % number, b"v" * (number * 37))
+        expect_agreement(node)
+        put(node, b"large", b"v" * 1_000_000)
+        put(node, b"larger", b"v" * 1_040_000)
+        expect_agreement(node)
+        for number in range(50):
+            node.bucket.of_key(b"key-%d" % number).delete(b"key-%d" % number)
+        expect_agreement(node)
+        node.bucket.set_state(1, VBucketState.REPLICA)
+        expect_agreement(node)
+
+
+@pytest.mark.parametrize("name", ["", "settings"])
+@pytest.mark.parametrize(("length", "told"), [(160, True), (161, False)])
+def test_what_monitoring_programs_read_fits_into_their_buffer(
+    running: tuple[Node, Loop], monkeypatch: pytest.MonkeyPatch, name: str, length: int, told: bool
+) -> None:
+    """Each number is as long as 64 bits get, each path as long as it may be."""
+    node, path = running[0], "/" + "d" * (length - 1)
+    storage = replace(node.settings.storage, data=path)
+    server = replace(node.settings.server, tls_cert=path, tls_key=path)
+    monkeypatch.setattr(node, "settings", replace(node.settings, storage=storage, server=server))
+    monkeypatch.setattr(node, "addresses", lambda: {"memcached": "unix:/" + "s" * 106})
+    found = group(node, name)
+    assert (path in found.values()) is told
+    unchanging = {*_NEVER, *dict(_UNUSED_SETTINGS)}
+    longest = {
+        each: str(2**64 - 1) if value.isdecimal() and each not in unchanging else value
+        for each, value in found.items()
+    }
+    longest |= {each: "9" * 20 for each in found if each.startswith(("rusage", "uprmc_version"))}
+    size = sum(len(f"STAT {each} {value}\r\n") for each, value in longest.items())
+    assert size + len("END\r\n") < 4_096
 
 
 def test_an_empty_node_has_empty_groups(tmp_path: Path) -> None:
@@ -263,9 +326,9 @@ def test_expired_documents_are_counted_by_what_their_vbucket_is_now(tmp_path: Pa
         deque(node.bucket.expirer.run(node.bucket.clock.now()))
         second.store(b"k", b"", 0, 1)
         assert second.get(b"k") is None
-        assert group(node)["vb_active_expired"] == "6"
+        assert group(node, "ep")["vb_active_expired"] == "6"
         node.bucket.set_state(0, VBucketState.REPLICA)
-        found = group(node)
+        found = group(node, "ep")
         assert (found["vb_active_expired"], found["vb_replica_expired"]) == ("1", "5")
         assert found["vb_pending_expired"] == found["vb_dead_expired"] == "0"
 

@@ -104,7 +104,7 @@ def test_expired_documents_are_deleted_soon_without_anybody_asking(tmp_path: Pat
             assert {reply.status for reply in client.send_all(requests)} == {OK}
             client.store({b"stays": b"v"})
         wait_until(lambda: stats(server.memcached)["curr_items"] == "1", "they are gone", 10.0)
-        found = stats(server.memcached)
+        found = stats(server.memcached, "ep")
         assert found["ep_expired_pager"] == "500"
         assert found["ep_expired_access"] == "0"
         wait_until(lambda: stats(server.memcached)["ep_queue_size"] == "0", "deletions are on disk")

@@ -37,7 +37,7 @@ def purge(wire: Wire) -> None:
 
 
 def used_bytes(wire: Wire) -> int:
-    return int(wire.statistics()[b"ep_db_data_size"])
+    return int(wire.statistics(b"ep")[b"ep_db_data_size"])
 
 
 @pytest.mark.acceptance("X03")

@@ -76,12 +76,11 @@ def _of_sources(config: Path | None, changes: tuple[str, ...]) -> Rows:
 
 def _of_node(node: NodeAccess) -> Rows:
     with node.connected() as connection:
-        values = dict(connection.statistics("settings"))
         try:
+            values = dict(connection.statistics("settings-uprmc"))
             origins = dict(connection.statistics("settings-origins"))
         except NodeError:
             raise ConfigError(f"{node.place} does not tell where its settings come from") from None
-    values["memory.quota"] = values["maxbytes"]
     return [
         {"name": name, "value": values[name], "origin": origin} for name, origin in origins.items()
     ]

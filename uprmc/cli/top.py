@@ -21,7 +21,7 @@ from uprmc.client.connection import NodeConnection, NodeError, NoSuchGroup
 _EVERY_MIN_S = 0.1
 
 #: Groups that small or foreign nodes may lack.
-_GROUPS = ("memory", "consumers", "xdcr", "index")
+_GROUPS = ("ep", "memory", "consumers", "xdcr", "index")
 
 #: Has a row for each vBucket that is followed: asked for if there are any.
 _REPLICATION = "replication"

@@ -42,7 +42,7 @@ def sample(before: Reading | None, now: Reading) -> dict[str, Any]:
         before = None
     rate = _rate(before, now)
     general, more = now.general, now.more
-    level = _level(general)
+    level = _level({**general, **more.get("ep", _NOTHING)})
     return {
         "version": general.get("uprmc_version", ""),
         "uptime_s": level("uptime"),
@@ -100,7 +100,7 @@ def _rate(before: Reading | None, now: Reading) -> Callable[..., float]:
 
 
 def _grown(before: Reading, now: Reading, *counters: str) -> int:
-    new, old = _level(now.general), _level(before.general)
+    new, old = (_level({**each.general, **each.more.get("ep", _NOTHING)}) for each in (now, before))
     return sum(new(name) - old(name) for name in counters)
 
 

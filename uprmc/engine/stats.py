@@ -7,6 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+#: Counters that memcached has, too, by the same names.
+MEMCACHEDS = frozenset(
+    {
+        *("cmd_get", "cmd_set", "cmd_flush", "cmd_touch", "cmd_meta", "auth_cmds", "auth_errors"),
+        *("get_hits", "get_misses", "get_expired", "delete_hits", "delete_misses"),
+        *("incr_hits", "incr_misses", "decr_hits", "decr_misses"),
+        *("cas_hits", "cas_misses", "cas_badval", "touch_hits", "touch_misses"),
+        *("total_items", "store_too_large"),
+    }
+)
+
 
 @dataclass(slots=True)
 class Stats:

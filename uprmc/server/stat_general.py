@@ -1,4 +1,9 @@
-"""The group without a name: what memcached counts, and what Couchbase's tools read first."""
+"""The group without a name, and the other statistics of Couchbase's engine.
+
+Programs that watch memcached read the first into a buffer of 4,096 bytes, and get nothing of what
+is longer. So it has the names of memcached and those that Couchbase's tools ask for there, and is
+shorter even if every number is as long as it can get; whatever else is counted is in other groups.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import resource
 from uprmc import MEMCACHED_VERSION, __version__
 from uprmc.core.form import FORM
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.stats import MEMCACHEDS
 from uprmc.kv.services import StatGroup
 from uprmc.model import ConflictRule, VBucketState
 from uprmc.server import stat_node
@@ -54,6 +60,19 @@ _NEVER = (
     "round_robin_fallback",
 )
 
+#: What tools of Couchbase ask the general group for.
+_READ_FIRST = frozenset(
+    {
+        *("curr_items_tot", "vb_active_curr_items", "vb_active_num", "vb_replica_num"),
+        *("mem_used", "ep_max_size", "ep_mem_high_wat", "ep_num_non_resident"),
+        *("ep_queue_size", "ep_flusher_todo", "ep_flusher_state", "ep_commit_num"),
+        *("ep_degraded_mode", "ep_conflict_resolution_type", "ep_dbname"),
+    }
+)
+
+#: A longer path is left out of the groups that memcached has.
+TEXT_MOST_BYTES = 160
+
 #: A hash table's slot with its tag, and the part of the slots that is in use, in the compiled form.
 _SLOT_BYTES, _FILLING = 9, 0.7
 
@@ -70,14 +89,22 @@ def general(node: ObservedNode) -> StatGroup:
         ("bytes", str(bucket.account.used)),
         ("limit_maxbytes", str(bucket.account.quota)),
         ("curr_items", str(bucket.item_count)),
-        ("curr_items_tot", str(bucket.total_item_count)),
     ]
-    group += [(name, str(value)) for name, value in bucket.stats.items()]
+    group += [(name, str(value)) for name, value in bucket.stats.items() if name in MEMCACHEDS]
     group += _memcached(node)
     group += [(name, "0") for name in _NEVER]
-    group += _engine(node)
-    group += _with_metadata(bucket)
-    return group + _vbuckets(bucket)
+    return group + [(name, value) for name, value in engine(node) if _is_general(name, value)]
+
+
+def _is_general(name: str, value: str) -> bool:
+    """Tell whether a statistic of the engine is in the general group, too."""
+    return name in _READ_FIRST and len(os.fsencode(value)) <= TEXT_MOST_BYTES
+
+
+def engine(node: ObservedNode) -> StatGroup:
+    """Return what Couchbase's engine has in its general group."""
+    bucket = node.bucket
+    return _engine(node) + _with_metadata(bucket) + _vbuckets(bucket)
 
 
 def _process(node: ObservedNode) -> StatGroup:
@@ -102,10 +129,6 @@ def _connections(node: ObservedNode) -> StatGroup:
         ("curr_connections", str(connections.current)),
         ("total_connections", str(connections.total)),
         ("rejected_connections", str(connections.rejected)),
-        ("shed_connections", str(connections.buffers.shed)),
-        ("conn_received_bytes", str(connections.buffers.received)),
-        ("conn_unsent_bytes", str(connections.buffers.unsent)),
-        ("conn_buffer_limit", str(connections.buffers.limit)),
         ("accepting_conns", str(int(not connections.full))),
         ("threads", "1"),
         ("bytes_read", str(connections.bytes_read)),
@@ -142,6 +165,7 @@ def _engine(node: ObservedNode) -> StatGroup:
     usage = bucket.store.usage()
     queued = str(flusher.queued)
     return [
+        ("curr_items_tot", str(bucket.total_item_count)),
         ("mem_used", str(account.used)),
         ("ep_kv_size", str(account.used)),
         ("ep_max_size", str(account.quota)),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+
 from uprmc.config import DEFAULT, values_of
 from uprmc.core.form import COMPILED, FORM
+from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.walk import slices
 from uprmc.kv.services import ITEM_HEADER_BYTES, StatGroup, StatRows
-from uprmc.record import key_of
+from uprmc.record import KIND_AT, LIFE_BITS, key_of
 from uprmc.server.observed import ObservedNode
+from uprmc.server.stat_general import TEXT_MOST_BYTES
 
 #: Item sizes are counted in classes of this many bytes in ``stats sizes``.
 _SIZE_CLASS_BYTES = 32
@@ -89,17 +93,21 @@ _COUNTED_BY_CLASS = (
 
 
 def settings(node: ObservedNode) -> StatGroup:
-    """Return what is in force, by memcached's names and by our own."""
+    """Return what is in force, by memcached's names."""
+    return [*_in_force(node), *_listening(node), *_UNUSED_SETTINGS]
+
+
+def own_settings(node: ObservedNode) -> StatGroup:
+    """Return every setting with the value in force."""
     quota = str(node.bucket.account.quota)
-    group = [*_in_force(node, quota), *_listening(node), *_UNUSED_SETTINGS]
     own = [(name, str(value)) for name, value in values_of(node.bucket.settings)]
-    return group + [(name, quota if name == "memory.quota" else value) for name, value in own]
+    return [(name, quota if name == "memory.quota" else value) for name, value in own]
 
 
-def _in_force(node: ObservedNode, quota: str) -> StatGroup:
+def _in_force(node: ObservedNode) -> StatGroup:
     server, item_bytes = node.settings.server, str(node.settings.kv.max_item_bytes)
     return [
-        ("maxbytes", quota),
+        ("maxbytes", str(node.bucket.account.quota)),
         ("maxconns", str(node.connections.limit)),
         ("evictions", "off"),
         ("cas_enabled", "yes"),
@@ -133,9 +141,14 @@ def _listening(node: ObservedNode) -> StatGroup:
         ("inter", "NULL" if local else host or "NULL"),
         ("domain_socket", address.removeprefix("unix:") if local else "NULL"),
         ("ssl_enabled", "yes" if server.tls_cert else "no"),
-        ("ssl_chain_cert", server.tls_cert or "(null)"),
-        ("ssl_key", server.tls_key or "(null)"),
+        ("ssl_chain_cert", _path(server.tls_cert)),
+        ("ssl_key", _path(server.tls_key)),
     ]
+
+
+def _path(path: str) -> str:
+    """Return a path that fits where programs read this group; ``stats settings-uprmc`` has all."""
+    return path if path and len(os.fsencode(path)) <= TEXT_MOST_BYTES else "(null)"
 
 
 def setting_origins(node: ObservedNode) -> StatGroup:
@@ -163,7 +176,7 @@ def items(node: ObservedNode) -> StatGroup:
         ("number_hot", documents),
         ("age", str(int(node.uptime_s()))),
         ("outofmemory", str(bucket.account.refused_memory)),
-        ("mem_requested", str(bucket.account.used)),
+        ("mem_requested", str(_requested(bucket))),
         ("hits_to_hot", str(bucket.stats.get_hits)),
         ("crawler_reclaimed", str(bucket.stats.expired_pager)),
         ("crawler_items_checked", str(bucket.stats.expired_pager)),
@@ -173,31 +186,40 @@ def items(node: ObservedNode) -> StatGroup:
 
 
 def slabs(node: ObservedNode) -> StatGroup:
-    """Return the one class: a chunk may be as large as an item, pages are what memory is used."""
+    """Return the one class, whose chunks are as large as a document is on average.
+
+    So chunks and pages, multiplied with their sizes, are the memory that is used, up to a page.
+    """
     bucket = node.bucket
     rows: StatGroup = []
-    used = bucket.item_count
+    used, requested, chunk_bytes, chunks = bucket.item_count, _requested(bucket), 0, 0
     if used:
-        page_bytes = node.settings.kv.max_item_bytes
-        pages = -(-bucket.account.used // page_bytes)
-        chunks_per_page = -(-used // pages)
+        chunk_bytes = max(1, -(-requested // used))
+        chunks_per_page = max(1, node.settings.kv.max_item_bytes // chunk_bytes)
+        pages = -(-used // chunks_per_page)
         chunks = pages * chunks_per_page
         rows = [
-            ("chunk_size", str(page_bytes)),
+            ("chunk_size", str(chunk_bytes)),
             ("chunks_per_page", str(chunks_per_page)),
             ("total_pages", str(pages)),
             ("total_chunks", str(chunks)),
             ("used_chunks", str(used)),
             ("free_chunks", str(chunks - used)),
             ("free_chunks_end", "0"),
-            ("mem_requested", str(bucket.account.used)),
+            ("mem_requested", str(requested)),
             *((name, str(getattr(bucket.stats, name))) for name in _COUNTED_BY_CLASS),
         ]
     return [
         *((f"{_SLAB_CLASS}:{name}", value) for name, value in rows),
         ("active_slabs", str(int(bool(rows)))),
-        ("total_malloced", str(bucket.account.used)),
+        ("total_malloced", str(chunks * chunk_bytes)),
     ]
+
+
+def _requested(bucket: Bucket) -> int:
+    """Return the memory of the documents that clients can reach: their share of what is used."""
+    entries = sum(len(vbucket.table) for vbucket in bucket.vbuckets.values())
+    return bucket.account.used * bucket.item_count // entries if entries else 0
 
 
 def extstore(node: ObservedNode) -> StatGroup:
@@ -211,6 +233,8 @@ def sizes(node: ObservedNode) -> StatRows:
     for group in slices(list(node.bucket.active.values()), _COUNTED_AT_ONCE):
         for _, records in group:
             for record in records:
+                if record[KIND_AT] & LIFE_BITS:
+                    continue
                 size = len(key_of(record)) + len(record) + ITEM_OVERHEAD_BYTES
                 top = -(-size // _SIZE_CLASS_BYTES) * _SIZE_CLASS_BYTES
                 found[top] = found.get(top, 0) + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
+from uprmc.engine.stats import MEMCACHEDS
 from uprmc.kv.services import StatGroup
 from uprmc.record import RECORD_OVERHEAD_BYTES
 from uprmc.server.memory_holders import resident_bytes
@@ -63,10 +64,15 @@ def memory(node: ObservedNode) -> StatGroup:
 
 def own(node: ObservedNode) -> StatGroup:
     """Return what no other server has a name for."""
-    account = node.bucket.account
+    account, connections = node.bucket.account, node.connections
+    counted = node.bucket.stats.items()
     return [
-        ("session_errors", str(node.connections.session_errors)),
-        ("protocol_errors", str(node.bucket.stats.protocol_errors)),
+        *((name, str(value)) for name, value in counted if name not in MEMCACHEDS),
+        ("session_errors", str(connections.session_errors)),
+        ("shed_connections", str(connections.buffers.shed)),
+        ("conn_received_bytes", str(connections.buffers.received)),
+        ("conn_unsent_bytes", str(connections.buffers.unsent)),
+        ("conn_buffer_limit", str(connections.buffers.limit)),
         ("writes_refused_memory", str(account.refused_memory)),
         ("writes_refused_disk", str(account.refused_disk)),
         ("disk_error", account.disk_reason),

@@ -45,6 +45,7 @@ _VBUCKETS_AT_ONCE = 4
 _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "": stat_general.general,
     "settings": stat_memcached.settings,
+    "settings-uprmc": stat_memcached.own_settings,
     "settings-origins": stat_memcached.setting_origins,
     "items": stat_memcached.items,
     "slabs": stat_memcached.slabs,
@@ -55,6 +56,7 @@ _GROUPS: dict[str, Callable[[ObservedNode], StatRows]] = {
     "memory": stat_node.memory,
     "memory-holders": stat_holders.memory_holders,
     "uprmc": stat_node.own,
+    "ep": stat_general.engine,
     "timings": stat_node.timings,
     "vbucket": stat_vbuckets.states,
     "prev-vbucket": stat_vbuckets.previous_states,
