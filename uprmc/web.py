@@ -1,9 +1,14 @@
 """A site over HTTP with limits: what a stranger can make it hold or wait for is bounded.
 
 There are a limit for headers, one for the body, a time for a request however
-slowly it trickles in, and a limit of connections. What a client does not read is counted where the
-site has an account: there it may be closed so that all stay within a limit. What speaks another
-protocol gets one line that names the listeners it may have meant.
+slowly it trickles in, and a limit of connections, above which the oldest idle one goes. What a
+client does not read is counted where the site has an account: there it may be closed so that all
+stay within a limit. What speaks another protocol gets one line that names the listeners it may have
+meant.
+
+A site answers only who calls it by a name that it knows. A web page can let its own name mean
+another machine once a browser has loaded it, and would read there what it likes; but the browser
+still sends the page's name.
 """
 
 # ruff: noqa: N802, N815  # Twisted's names
@@ -11,7 +16,8 @@ protocol gets one line that names the listeners it may have meant.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from ipaddress import ip_address
 from typing import Any, Protocol, cast
 
 from twisted.internet.interfaces import IAddress, ITCPTransport
@@ -27,6 +33,12 @@ LINE_MAX_BYTES = 16 * 1024
 #: What a client goes on sending after a refusal is read, and dropped, for this long.
 LINGER_S = 2.0
 
+#: Connections above the limit that are accepted by a site with pages for probes, for these.
+SPARE_CLIENTS = 16
+
+#: Of a name that is not known, no more is repeated.
+_NAME_MAX_LETTERS = 255
+
 #: First bytes of requests of the binary protocol and of TLS.
 _NO_HTTP = b"\x80\x81\x16"
 _HEAD = "HTTP/1.1 {}\r\nContent-Type: {}\r\nConnection: close\r\n\r\n"
@@ -40,6 +52,55 @@ def _refusal(status: str, reason: str) -> bytes:
     """Return an answer that is the last one of a connection."""
     body = json.dumps({"error": "too_large", "reason": reason})
     return f"{_HEAD.format(status, 'application/json')}{body}\n".encode()
+
+
+class KnownHosts:
+    """The names by which clients may call a site.
+
+    Addresses, ``localhost`` and names below it are always among them: no other site has those.
+
+    Args:
+        names: others; ``*`` = any.
+        setting: that has them, for the message.
+    """
+
+    def __init__(self, names: Iterable[str], setting: str) -> None:
+        self._names = frozenset(_plain(name) for name in names if name.strip())
+        self._setting = setting
+
+    def refusal(self, hosts: Iterable[bytes]) -> str:
+        """Return what to tell a client that sent these headers Host, empty = nothing.
+
+        Browsers always send one; a client that sends none is none.
+        """
+        for host in hosts:
+            name = _plain(host.decode("latin-1"))
+            if not (self._knows(name) or "*" in self._names):
+                shown = name[:_NAME_MAX_LETTERS]
+                return (
+                    f"this node is not known as {shown!r}: use its address or localhost, or add "
+                    f"the name to its setting {self._setting}"
+                )
+        return ""
+
+    def _knows(self, name: str) -> bool:
+        if name in self._names or name == "localhost" or name.endswith(".localhost"):
+            return True
+        try:
+            ip_address(name.partition("%")[0])
+        except ValueError:
+            return False
+        return True
+
+
+def _plain(host: str) -> str:
+    """Return a name as it is compared: without a port, and as DNS sees it."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        name = name[1:].partition("]")[0]
+    elif name.count(":") == 1:
+        name = name.partition(":")[0]
+    return name.removesuffix(".")
 
 
 class LimitedRequest(Request):
@@ -60,6 +121,37 @@ class LimitedRequest(Request):
     def requestReceived(self, command: bytes, path: bytes, version: bytes) -> None:
         if not cast(LimitedChannel, self.channel).refused:
             super().requestReceived(command, path, version)
+
+    def process(self) -> None:
+        """Answer, unless it is not for us or there are too many."""
+        channel = cast(LimitedChannel, self.channel)
+        site = cast(LimitedSite, channel.site)
+        if self.path in site.open_paths:
+            super().process()
+            return
+        hosts = self.requestHeaders.getRawHeaders(b"host", [])
+        unknown = site.hosts.refusal(hosts) if site.hosts is not None else ""
+        if unknown:
+            self._refuse(http.FORBIDDEN, "unknown_host", unknown)
+        elif site.clients > site.clients_max:
+            self._refuse(
+                http.SERVICE_UNAVAILABLE, "too_many_connections", "too many connections; try later"
+            )
+        else:
+            channel.works(True)
+            super().process()
+
+    def _refuse(self, code: int, error: str, reason: str) -> None:
+        body = json.dumps({"error": error, "reason": reason}).encode() + b"\n"
+        self.setResponseCode(code)
+        self.setHeader(b"Content-Type", b"application/json")
+        self.setHeader(b"Content-Length", b"%d" % len(body))
+        self.setHeader(b"Cache-Control", b"no-store")
+        self.setHeader(b"Connection", b"close")
+        cast(Any, self.channel).persistent = False
+        if self.method != b"HEAD":
+            self.write(body)
+        self.finish()
 
     @property
     def _body_max(self) -> int:
@@ -86,8 +178,37 @@ class LimitedChannel(http.HTTPChannel):
     site: Any
     refused = False
     _first = True
-    _blocked = _shed = False
+    _blocked = _shed = _dropped = False
     _unsent = 0
+
+    def connectionMade(self) -> None:
+        self.works(False)
+        super().connectionMade()
+
+    def works(self, it_does: bool) -> None:
+        """Take note whether it answers a request; one that does not may be dropped."""
+        idle = cast(LimitedSite, self.site).idle
+        idle.pop(self, None)
+        if not (it_does or self._dropped):
+            idle[self] = None
+
+    def requestDone(self, request: Any) -> None:
+        self.works(False)
+        super().requestDone(request)
+
+    def drop(self) -> None:
+        """Close now: others need the room."""
+        self._leave()
+        self._shed = True
+        cast(Any, self.transport).abortConnection()
+
+    def _leave(self) -> None:
+        """Count no more."""
+        site = cast(LimitedSite, self.site)
+        site.idle.pop(self, None)
+        if not self._dropped:
+            self._dropped = True
+            site.clients -= 1
 
     def write(self, data: bytes) -> None:
         super().write(data)
@@ -153,7 +274,7 @@ class LimitedChannel(http.HTTPChannel):
             self.setTimeout(LINGER_S)
 
     def connectionLost(self, reason: Failure = connectionDone) -> None:
-        cast(LimitedSite, self.site).clients -= 1
+        self._leave()
         self._forget()
         if self.isSecure():
             cast(Any, self.transport).unregisterProducer()  # TLS would keep this for ever
@@ -166,7 +287,10 @@ class LimitedSite(Site):
 
     Attributes:
         clients: connections that are open.
-        clients_max: more are closed at once.
+        clients_max: for one more, the oldest idle one is closed, or itself.
+        idle: those that answer nothing, the one that does so for longest first.
+        hosts: the names by which it may be called, ``None`` = any.
+        open_paths: pages for probes, which tell nothing: they are answered always, to everybody.
         body_max: bytes of the body of a request.
         line_max: bytes of the URL, and of each header; all of them may have twice as many.
         hint: what a client reads that speaks another protocol.
@@ -188,15 +312,21 @@ class LimitedSite(Site):
         body_max: int,
         line_max: int = LINE_MAX_BYTES,
         account: Account | None = None,
+        hosts: KnownHosts | None = None,
+        open_paths: frozenset[bytes] = frozenset(),
     ) -> None:
         super().__init__(root, LimitedRequest, timeout=cast(Any, request_s), reactor=reactor)
         self.clients = 0
         self.account = account
         self.clients_max, self.body_max, self.hint = clients_max, body_max, hint
         self.line_max = line_max
+        self.idle: dict[LimitedChannel, None] = {}
+        self.hosts, self.open_paths = hosts, open_paths
 
     def buildProtocol(self, addr: IAddress | None) -> Any:
-        if self.clients >= self.clients_max:
+        if self.clients >= self.clients_max and self.idle:
+            next(iter(self.idle)).drop()
+        if self.clients >= self.clients_max + (SPARE_CLIENTS if self.open_paths else 0):
             return None
         self.clients += 1
         channel: Any = super().buildProtocol(addr)

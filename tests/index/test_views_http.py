@@ -575,9 +575,12 @@ def test_no_request_makes_this_side_fail(
 def test_connections_above_the_limit_are_refused() -> None:
     web = Web(connections=3)
     channels = [web.connect() for _ in range(3)]
+    for channel in channels:
+        channel.works(True)
     assert web.site.buildProtocol(PEER) is None
-    channels[0].connectionLost()
+    channels[0].works(False)
     assert web.site.buildProtocol(PEER) is not None
+    assert channels[0].transport.disconnected
 
 
 def test_web_pages_of_other_origins_get_nothing_unless_they_are_named() -> None:

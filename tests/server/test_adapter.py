@@ -13,6 +13,8 @@ from uprmc.server.adapter import (
     FAREWELL_S,
     PULL_BYTES,
     PULLS_PER_TURN,
+    REJECTION_S,
+    REJECTIONS_MAX,
     SHARED_PULL_BYTES,
     SHARED_PULLS_PER_TURN,
     SHARED_TURNS,
@@ -520,6 +522,21 @@ def test_the_one_past_the_limit_is_told_so_and_closed() -> None:
     fourth.dataReceived(b"in")
     assert fourth.transport.value() == b"in"
     assert node.connections.total == 3
+
+
+def test_only_some_are_told_that_there_is_no_room_and_not_for_long() -> None:
+    node = Node(EchoSession, limit=1)
+    node.connect()
+    told = [node.connect() for _ in range(REJECTIONS_MAX)]
+    assert node.factory.buildProtocol(PEER) is None
+    assert node.connections.rejected == REJECTIONS_MAX + 1
+    node.clock.advance(REJECTION_S)
+    node.connections.tick()
+    assert all(protocol.transport.disconnected for protocol in told)
+    for protocol in told:
+        lose(protocol)
+    assert node.connections.rejections == {}
+    assert node.factory.buildProtocol(PEER) is not None
 
 
 def test_state_names_what_a_connection_waits_for(node: Node) -> None:

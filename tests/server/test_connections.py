@@ -10,7 +10,13 @@ from twisted.internet.task import Clock
 
 from tests.server.support import EchoSession, FloodSession, Node
 from uprmc.server import connections
-from uprmc.server.connections import RESERVED_FILES, TICK_S, Connections, raise_file_limit
+from uprmc.server.connections import (
+    RESERVED_FILES,
+    TICK_S,
+    Connections,
+    raise_file_limit,
+    share_of_files,
+)
 from uprmc.server.slices import LongWork
 
 
@@ -154,3 +160,13 @@ def test_no_limit_is_no_limit(monkeypatch) -> None:
     limits = Limits(monkeypatch, 256, endless)
     assert raise_file_limit(10_000) == 10_000
     assert limits.now[0] == 10_000 + RESERVED_FILES
+
+
+def test_pages_take_no_more_than_a_part_of_the_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(monkeypatch, 256, 1_000)
+    assert share_of_files(250, 3) == 250
+    assert limits.now == (750, 1_000)
+    assert share_of_files(500, 3) == 333
+    assert limits.now == (1_000, 1_000)
+    Limits(monkeypatch, 2, 2)
+    assert share_of_files(500, 3) == 1

@@ -10,10 +10,12 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from tests.server.support import PEER, Loop
-from uprmc.config import HttpSettings
+from uprmc.config import HttpSettings, ServerSettings
 from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Metric
+from uprmc.server import http
 from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, listen_http, node_site
+from uprmc.web import SPARE_CLIENTS, KnownHosts
 
 
 class FakeNode:
@@ -225,11 +227,92 @@ def test_a_silent_client_is_cut_off_after_its_answer_too(web: Web) -> None:
     assert reply.channel.transport.disconnecting
 
 
-def test_clients_are_limited_and_counted_down(web: Web) -> None:
-    channels = [web.connect() for _ in range(MAX_CLIENTS + HttpSettings().readers)]
+def test_the_oldest_idle_client_makes_room_for_one_more(web: Web) -> None:
+    most = MAX_CLIENTS + HttpSettings().readers
+    channels = [web.connect() for _ in range(most)]
+    channels[0].dataReceived(b"GET /status.json HTTP/1.1\r\n\r\n")  # idle again, and the newest
+    channels[1].dataReceived(b"GET /sta")  # trickles
+    for number in range(300):
+        assert web.get("/healthz").code == 200
+        assert web.site.clients == most, number
+    assert all(channel.transport.disconnected for channel in channels)
+    for channel in channels:
+        channel.connectionLost()
+    assert web.site.clients == most
+
+
+def test_health_is_told_while_all_clients_wait_for_their_answers(web: Web) -> None:
+    most = MAX_CLIENTS + HttpSettings().readers
+    busy = [web.connect() for _ in range(most)]
+    for channel in busy:
+        channel.works(True)
+    assert [web.get("/healthz").code for _ in range(100)] == [200] * 100
+    refused = web.get("/status.json")
+    assert refused.code == 503
+    assert refused.headers["connection"] == "close"
+    waiting = []
+    for _ in range(SPARE_CLIENTS):
+        waiting.append(web.connect())
+        waiting[-1].works(True)
     assert web.site.buildProtocol(PEER) is None
-    channels[0].connectionLost()
-    assert web.site.buildProtocol(PEER) is not None
+    busy[0].connectionLost()
+    waiting[0].connectionLost()
+    assert web.get("/healthz").code == 200
+
+
+KNOWN = KnownHosts(["node1.example", "Other.Example."], "server.http_hosts")
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1", "127.0.0.1:8091", "192.0.2.1:1", "[::1]:8091", "[::1]", "[fe80::1%eth0]:1"),
+        *("localhost", "localhost:8091", "LocalHost.", "page.localhost:5", "node1.example:80"),
+        *("NODE1.example", "other.example", "[::ffff:10.0.0.1]:1"),
+    ],
+)
+def test_addresses_and_known_names_are_answered(host: str) -> None:
+    assert KNOWN.refusal([host.encode()]) == ""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "evil.example:8091", "127.0.0.1.evil.example", "localhost.evil.example"),
+        *("evillocalhost", "node1.example.evil", "0x7f.1", "a@127.0.0.1", "", ":8091", "[evil]:1"),
+        *("127.0.0.1 evil.example", "*", "\xff", "x" * 5_000),
+    ],
+)
+def test_other_names_are_not(host: str) -> None:
+    reason = KNOWN.refusal([host.encode("latin-1")])
+    assert "server.http_hosts" in reason
+    assert len(reason) < 1_000
+    assert KNOWN.refusal([b"localhost", host.encode("latin-1")]) == reason
+    assert KnownHosts(["*"], "").refusal([host.encode("latin-1")]) == ""
+
+
+def test_a_web_page_that_lets_its_name_mean_this_node_reads_nothing(web: Web) -> None:
+    web.site.hosts = KNOWN
+    for path in ("/status.json", "/changes", "/", "/none", "/metrics"):
+        reply = web.get(path)
+        assert reply.code == 403, path
+        assert json.loads(reply.body)["error"] == "unknown_host"
+        assert "'h'" in json.loads(reply.body)["reason"]
+    assert web.get("/status.json", method="HEAD").body == b""
+    assert web.get("/healthz").code == 200  # probes, which it tells nothing
+    assert web.ask("GET /status.json HTTP/1.1\nHost: localhost:8091\n\n").code == 200
+    assert web.ask("GET /status.json HTTP/1.0\n\n").code == 200
+
+
+def test_a_nodes_names_are_its_settings_its_listeners_and_the_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http, "gethostname", lambda: "box")
+    given = ServerSettings(http_hosts="a.example, b.example", http="c.example:1", views="off")
+    known = http.known_hosts(given, "d.example:5", "")
+    for name in ("a.example", "b.example", "c.example", "d.example", "box"):
+        assert known.refusal([name.encode()]) == ""
+    assert known.refusal([b"off"])
 
 
 def test_off_is_no_listener(loop: Loop) -> None:

@@ -148,6 +148,7 @@ def test_it_gets_the_sockets_and_settings_that_it_needs_and_nothing_else(
     others = {name for name in told if not name.startswith(("UPRMC_INDEX_", "UPRMC_LOG_"))}
     assert others - {"UPRMC_CORE"} == {
         *("UPRMC_SERVER_USERS", "UPRMC_SERVER_HTTP_TLS", "UPRMC_SERVER_LOGIN_TIMEOUT_S"),
+        *("UPRMC_SERVER_HTTP_HOSTS", "UPRMC_SERVER_HTTP", "UPRMC_SERVER_VIEWS"),
         *("UPRMC_UPR_DIAL_CA", "UPRMC_UPR_DIAL_USER", "UPRMC_UPR_DIAL_PASSWORD_FILE"),
     }
     assert found["nice"] == min(os.getpriority(os.PRIO_PROCESS, 0) + 7, 19)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import io
 import ssl
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.server.certificates import make_certificate
 from tests.server.support import PEER, Client, FloodSession, Loop, Node, SlowTransport, pattern
+from tests.server.test_http import FakeNode
 from uprmc.config import ServerSettings
 from uprmc.errors import ConfigError
+from uprmc.server.http import node_site
 from uprmc.server.listener import listen
 from uprmc.server.tls import ServedTls, over_tls, tls_options
+from uprmc.web import SPARE_CLIENTS
 
 
 def settings(cert: str, key: str) -> ServerSettings:
@@ -159,3 +164,38 @@ def test_an_endpoint_with_its_own_tls_excludes_the_settings(loop: Loop, tmp_path
     text = "ssl:0:interface=127.0.0.1"
     with pytest.raises(ConfigError, match="brings its own TLS"):
         loop.result(listen(loop.reactor, text, None, setting="x", backlog=5, tls=options))
+
+
+@pytest.mark.filterwarnings("ignore:Passing pyOpenSSL")  # Twisted's endpoint does so
+def test_half_handshakes_take_the_room_of_no_client(
+    loop: Loop, tmp_path: Path, lines: io.StringIO
+) -> None:
+    """For sessions and for pages: limits count from accept on, and nobody leaves a traceback."""
+    files = make_certificate(tmp_path)
+    tls = tls_options(settings(*files))
+    node = Node(lambda wake: FloodSession(wake, 10))
+    node.connections.limit = 5
+    site = node_site(FakeNode(), loop.reactor)
+    site.clients_max = 5
+    own = "ssl:0:interface=127.0.0.1:certKey={}:privateKey={}".format(*files)
+    places = (("127.0.0.1:0", tls), (own, None))
+    for factory, (place, options) in product((node.factory, site), places):
+        listening = listen(
+            loop.reactor, place, factory, setting="server.upr", backlog=50, tls=options
+        )
+        listener = loop.result(listening)
+        half = [loop.client(listener.address) for _ in range(40)]
+        for client in half:
+            client.socket.send(b"\x16\x03\x01")
+        client = TlsClient(loop.client(listener.address), loop)
+        client.socket.send(b"GET /healthz HTTP/1.1\r\n\r\n")
+        if options is not None:  # an endpoint of its own writes by the reactor of the process
+            loop.until(lambda client=client: client.poll() or node.turn() or client.received)
+        alive = [each for each in half if not each.poll() and not each.closed]
+        assert len(alive) <= 5 + SPARE_CLIENTS
+        for each in (client, *half):
+            each.socket.close()
+        loop.until(lambda: node.connections.current == site.clients == 0)
+        loop.result(listener.stop())
+    assert node.connections.handshakes == {}
+    assert "Traceback" not in lines.getvalue()

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +37,10 @@ from uprmc.login.credentials import Credentials
 from uprmc.places import several
 from uprmc.server.access import Access
 from uprmc.server.audit import Audit
+from uprmc.server.connections import share_of_files
 from uprmc.server.dialer import dialling_as, trust_root
 from uprmc.server.events import Events
+from uprmc.server.http import known_hosts
 from uprmc.server.http_gate import gate, role_of_views
 from uprmc.server.index_events import EventsToNode
 from uprmc.server.listener import Listener, listen
@@ -156,13 +159,15 @@ class IndexProcess:
             raise ConfigError(f"{error.filename}: {error.strerror}") from None
         except InUse as error:
             raise ConfigError(str(error)) from None
+        index = self._settings.index
         site = views_site(
             self._service,
-            self._settings.index,
+            replace(index, connections=share_of_files(index.connections, 2)),
             self._reactor,
             self._queries,
             lambda: [self._address],
             self._scatter,
+            known_hosts(self._settings.server, *index.nodes.split(",")),
         )
         if self._access is not None:
             gate(site, self._access, "views", role_of_views)

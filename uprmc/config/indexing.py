@@ -140,7 +140,11 @@ class IndexSettings:
         100, "documents", "Documents whose maps failed that are remembered.", 0, 10_000
     )
     connections: int = setting(
-        2_000, "connections", "Connections above this limit are closed.", 1, 100_000
+        2_000,
+        "connections",
+        "For a connection above this limit, the oldest idle one is closed, or itself.",
+        1,
+        100_000,
     )
     query_threads: int = setting(
         4, "threads", "Threads that make the answers to queries, for all connections.", 1, 256

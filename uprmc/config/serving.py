@@ -52,6 +52,13 @@ class ServerSettings:
         "With tls_cert, the listeners http and views speak HTTPS; 'no' leaves them at HTTP, for a "
         "proxy on the same machine that adds TLS.",
     )
+    http_hosts: str = setting(
+        "",
+        "names",
+        "Names, separated by commas, by which clients may call the listeners http and views, "
+        "besides addresses, localhost and the name of this machine; '*' = any. A request whose "
+        "header Host has another one gets 403: it may come from a web page of elsewhere.",
+    )
     users: str = setting(
         "",
         "path",

@@ -28,7 +28,7 @@ from uprmc.index.interfaces import Service
 from uprmc.index.pages import Pages, Reply, json_reply
 from uprmc.index.scatter import Scatter
 from uprmc.index.view_page import traceback_of
-from uprmc.web import LimitedChannel, LimitedSite
+from uprmc.web import KnownHosts, LimitedChannel, LimitedSite
 
 #: A request comes in completely in this time, and a connection may idle for it.
 REQUEST_S = 60.0
@@ -143,6 +143,7 @@ def views_site(
     pool: Any,
     addresses: Callable[[], list[str]],
     scatter: Scatter | None = None,
+    hosts: KnownHosts | None = None,
 ) -> ViewsSite:
     """Return the site; see `Pages`. The caller starts and stops the pool."""
     pages = Pages(service, settings, reactor, pool, addresses, scatter)
@@ -153,4 +154,5 @@ def views_site(
         request_s=REQUEST_S,
         clients_max=settings.connections,
         body_max=max(settings.max_definition_bytes, settings.max_request_bytes),
+        hosts=hosts,
     )

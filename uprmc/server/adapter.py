@@ -51,6 +51,11 @@ SHARED_TURNS = 32
 #: A peer that takes nothing for this long after we hung up is cut off.
 FAREWELL_S = 30.0
 
+#: Clients above the limit of connections that are told so at a time, and for how long: under TLS
+#: they have to finish a handshake first. Others are closed without a word.
+REJECTIONS_MAX = 64
+REJECTION_S = 5.0
+
 TOO_MANY = b"ERROR Too many open connections\r\n"
 
 MakeSession = Callable[[str, Callable[[], None]], Session]
@@ -129,6 +134,8 @@ class SessionProtocol(Protocol):
         self._wire = self.transport
         self._in_handshake = isinstance(self._wire, TLSMemoryBIOProtocol)
         self._number = self._connections.add(self)
+        if self._in_handshake:
+            self._connections.handshakes[self] = None
         self._wire.registerProducer(self, True)
         below = getattr(self._wire, "transport", None)  # of TLS
         for wire in (self._wire, below):
@@ -143,6 +150,7 @@ class SessionProtocol(Protocol):
     def handshakeCompleted(self) -> None:
         """TLS is agreed on."""
         self._in_handshake = False
+        self._connections.handshakes.pop(self, None)
 
     def dataReceived(self, data: bytes) -> None:
         """Feed the session and send what it answers."""
@@ -405,12 +413,33 @@ class SessionProtocol(Protocol):
 
 
 class _Rejection(Protocol):
-    """Tells a client above the limit of connections that it is refused."""
+    """Tells a client above the limit of connections that it is refused.
+
+    Under TLS that takes until the client has finished its handshake, so the registry has these,
+    too, beside those that count, and cuts them off.
+    """
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+        self._since = connections.monotonic()
 
     def connectionMade(self) -> None:
         transport = cast(Any, self.transport)
+        self._connections.rejections[self] = None
         transport.write(TOO_MANY)
         transport.loseConnection()
+
+    def tick(self, now: float) -> None:
+        """Go if the client takes its time."""
+        if now - self._since >= REJECTION_S:
+            self.abort()
+
+    def abort(self) -> None:
+        """Close now."""
+        cast(Any, self.transport).abortConnection()
+
+    def connectionLost(self, reason: Failure = connectionDone) -> None:
+        self._connections.rejections.pop(self, None)
 
 
 class SessionFactory(ServerFactory):
@@ -444,12 +473,16 @@ class SessionFactory(ServerFactory):
         self.idle_timeout_s = idle_timeout_s
         self.login_timeout_s = login_timeout_s
 
-    def buildProtocol(self, addr: IAddress | None) -> Protocol:
-        """Make the protocol of a connection from `addr`, or one that turns it away."""
+    def buildProtocol(self, addr: IAddress | None) -> Protocol | None:
+        """Make the protocol of a connection from `addr`, or one that turns it away.
+
+        ``None`` = it is closed at once: too many are being turned away.
+        """
         peer = peer_text(addr)
-        if self.connections.full:
+        if self.connections.full and not self.connections.make_room():
             self.connections.reject(peer, self.listener)
-            return _Rejection()
+            told = len(self.connections.rejections) < REJECTIONS_MAX
+            return _Rejection(self.connections) if told else None
         return SessionProtocol(self, peer)
 
 

@@ -74,6 +74,16 @@ class Connection(Protocol):
         """Close now."""
 
 
+class Rejection(Protocol):
+    """What the registry needs of a connection that is being turned away."""
+
+    def tick(self, now: float) -> None:
+        """Learn the monotonic time. Never raises."""
+
+    def abort(self) -> None:
+        """Close now."""
+
+
 class Connections:
     """The registry of one node, shared by its listeners.
 
@@ -85,6 +95,8 @@ class Connections:
         heard: chunks received on all of them together.
         yields: times that a connection let others have their turn before all its replies were sent.
         rejected: connections turned away because `limit` was reached.
+        rejections: those that are being told so.
+        handshakes: those that have not finished the one of TLS, the oldest first.
         session_errors: connections closed because of a bug of ours.
     """
 
@@ -102,6 +114,8 @@ class Connections:
         self.rejected = self.yields = 0
         self.session_errors = 0
         self.monotonic = monotonic
+        self.rejections: dict[Rejection, None] = {}
+        self.handshakes: dict[Connection, None] = {}
         self._live: dict[Connection, None] = {}
         self._gone_bytes_read = 0
         self._gone_bytes_written = 0
@@ -146,8 +160,18 @@ class Connections:
         self.total += 1
         return self.total
 
+    def make_room(self) -> bool:
+        """Close the oldest connection that has not finished its TLS handshake, if there is one."""
+        if not self.handshakes:
+            return False
+        oldest = next(iter(self.handshakes))
+        self.remove(oldest)
+        oldest.abort()
+        return True
+
     def remove(self, connection: Connection) -> None:
         """Forget a connection that is gone; one that was never added is ignored."""
+        self.handshakes.pop(connection, None)
         if connection not in self._live:
             return
         del self._live[connection]
@@ -191,7 +215,7 @@ class Connections:
 
     def _tick_all(self) -> Iterator[None]:
         now = self.monotonic()
-        for connection in self:
+        for connection in (*self.rejections, *self):
             connection.tick(now)
             yield
 
@@ -213,7 +237,7 @@ class Connections:
         return emptied
 
     def _abort_all(self) -> None:
-        for connection in self:
+        for connection in (*self.rejections, *self):
             connection.abort()
 
     def _all_gone(self) -> None:
@@ -248,6 +272,18 @@ def raise_file_limit(connections: int, readers: int = 0) -> int:
     fitting = max(1, soft - reserved)
     _log.warn("file_limit_low", files=soft, wanted=needed, max_connections=fitting)
     return fitting
+
+
+def share_of_files(wanted: int, part: int) -> int:
+    """Return how many of the wanted connections fit into one part in `part` of the open files.
+
+    The soft limit is raised towards what that needs.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if not _at_least(soft, wanted * part):
+        soft = wanted * part if _at_least(hard, wanted * part) else hard
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return wanted if _at_least(soft, wanted * part) else max(1, soft // part)
 
 
 def _at_least(limit: int, needed: int) -> bool:

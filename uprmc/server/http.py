@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Generator, Iterable
+from contextlib import suppress
 from importlib.resources import files
+from socket import gethostname
 from typing import Any, Protocol, cast
 
 from twisted.internet.defer import Deferred, succeed
@@ -21,18 +23,20 @@ from twisted.web import http
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from uprmc.config import HttpSettings
+from uprmc.config import HttpSettings, ServerSettings
 from uprmc.errors import InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Exposition, Metric
+from uprmc.places import parsed
 from uprmc.server.access import Access
+from uprmc.server.connections import share_of_files
 from uprmc.server.endless import Admit, Endless
-from uprmc.server.http_gate import gate, role_of_page
+from uprmc.server.http_gate import OPEN_PATHS, gate, role_of_page
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log
 from uprmc.server.outflow import EVENT_STREAM, BadQuestion
 from uprmc.server.slices import LongWork
 from uprmc.server.tls import ServedTls
-from uprmc.web import Account, LimitedSite
+from uprmc.web import Account, KnownHosts, LimitedSite
 
 MAX_BODY_BYTES = 16 * 1024
 
@@ -40,6 +44,9 @@ MAX_BODY_BYTES = 16 * 1024
 MAX_LINE_BYTES = 48 * 1024
 REQUEST_S = 10.0
 MAX_CLIENTS = 144
+
+#: No more than one in this many of the node's open files are connections for pages.
+FILES_PART = 3
 
 #: When a client that was refused for lack of room may come again.
 RETRY_S = 5
@@ -292,6 +299,7 @@ def node_site(
     work: LongWork | None = None,
     settings: HttpSettings | None = None,
     account: Account | None = None,
+    hosts: KnownHosts | None = None,
 ) -> LimitedSite:
     """Return the site of one node."""
     readers = (settings or HttpSettings()).readers
@@ -301,11 +309,25 @@ def node_site(
         reactor,
         hint=lambda: _WRONG_LISTENER + pages.listeners().encode(),
         request_s=REQUEST_S,
-        clients_max=MAX_CLIENTS + readers,
+        clients_max=share_of_files(MAX_CLIENTS + readers, FILES_PART),
         body_max=MAX_BODY_BYTES,
         line_max=MAX_LINE_BYTES,
         account=account,
+        hosts=hosts,
+        open_paths=OPEN_PATHS,
     )
+
+
+def known_hosts(settings: ServerSettings, *places: str) -> KnownHosts:
+    """Return the names by which the listeners for HTTP may be called.
+
+    `places` are others by which this machine is known, as HOST:PORT.
+    """
+    names = [*settings.http_hosts.split(","), gethostname()]
+    for place in (settings.http, settings.views, *places):
+        with suppress(ValueError):  # off, or an endpoint
+            names.append(parsed(place.strip(), least_port=0).host)
+    return KnownHosts(names, "server.http_hosts")
 
 
 def listen_http(
@@ -319,15 +341,17 @@ def listen_http(
     settings: HttpSettings | None = None,
     account: Account | None = None,
     tls: ServedTls | None = None,
+    hosts: KnownHosts | None = None,
 ) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
     `access` knows who may see them, ``None`` = everybody. `work` takes what is long. `account`
-    counts what answers hold. With `tls` it is HTTPS. Fails as `listener.listen` does.
+    counts what answers hold. With `tls` it is HTTPS. `hosts` are its names, ``None`` = any. Fails
+    as `listener.listen` does.
     """
     if text == "off":
         return succeed(None)
-    site = node_site(view, reactor, endless, work, settings, account)
+    site = node_site(view, reactor, endless, work, settings, account, hosts)
     if access is not None:
         gate(site, access, "http", role_of_page)
     listening = listen(reactor, text, site, setting=SETTING, backlog=backlog, tls=tls)

@@ -24,7 +24,7 @@ from uprmc.login.credentials import NAME_MAX_BYTES, PASSWORD_MAX_BYTES, Credenti
 from uprmc.login.users import Role, User
 from uprmc.server.access import Access, stays_here
 from uprmc.server.adapter import peer_text
-from uprmc.web import LimitedSite
+from uprmc.web import LimitedChannel, LimitedSite
 
 #: Returns the role that a request needs, ``None`` = none, not even a login.
 RoleOf = Callable[[Request], Role | None]
@@ -38,7 +38,7 @@ _IN_CLEAR = (
 _CHALLENGE = b'Basic realm="uprmc", charset="UTF-8"'
 
 #: Pages of a node that probes ask for, and those that show documents; others need `MONITOR`.
-_OPEN = frozenset({b"/healthz", b"/readyz"})
+OPEN_PATHS = frozenset({b"/healthz", b"/readyz"})
 _DOCUMENTS = frozenset({b"/changes"})
 
 
@@ -50,7 +50,7 @@ def gate(site: LimitedSite, access: Access, listener: str, role_of: RoleOf) -> N
 
 def role_of_page(request: Request) -> Role | None:
     """Return the role that a page of a node needs."""
-    if request.path in _OPEN:
+    if request.path in OPEN_PATHS:
         return None
     return Role.STREAM if request.path in _DOCUMENTS else Role.MONITOR
 
@@ -120,6 +120,7 @@ class Gated(Resource):
             else:
                 self._refuse(request, credentials.username, gone)
 
+        cast(LimitedChannel, request.channel).works(False)  # who only tries may be dropped
         self._access.check_once(peer, credentials, checked)
         return NOT_DONE_YET
 
@@ -158,6 +159,7 @@ class Gated(Resource):
                 answer = _refusal(request, http.FORBIDDEN, f"this page needs the role {role}")
             else:
                 self._open[request] = user
+                cast(LimitedChannel, request.channel).works(True)
                 request.notifyFinish().addBoth(lambda _: self._open.pop(request, None))
                 answer = self._root.render(request)
             if answer is not NOT_DONE_YET:

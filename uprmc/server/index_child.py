@@ -41,6 +41,7 @@ _SECTIONS = ("index", "log")
 _SETTINGS = frozenset(
     {
         *("server.users", "server.http_tls", "server.login_timeout_s"),
+        *("server.http_hosts", "server.http", "server.views"),
         *("upr.dial_ca", "upr.dial_user", "upr.dial_password_file"),
     }
 )

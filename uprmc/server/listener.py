@@ -23,13 +23,14 @@ from uprmc.errors import ConfigError
 from uprmc.places import Place, parsed
 from uprmc.server.adapter import peer_text
 from uprmc.server.address_holder import who_has_path, who_has_port
-from uprmc.server.tls import ServedTls, over_tls
+from uprmc.server.tls import AlwaysConnected, ServedTls, over_tls
 from uprmc.server.transport import listen_direct, send_directly
 
 _NO_ADDRESS = re.compile(r"(?:\[\]|\*)?(:\d+)")
 
 #: Endpoint kinds that could be mistaken for a host's name, or that bind to every address silently.
 _ENDPOINT_KINDS = {"tcp", "tcp4", "tcp6", "ssl", "tls", "unix", "systemd", "fd", "haproxy", "stdio"}
+_OWN_TLS = ("ssl:", "tls:")
 _NEED_INTERFACE = {"tcp", "tcp4", "ssl"}
 
 
@@ -148,7 +149,7 @@ def listen_private(reactor: Any, path: str, factory: Any) -> Listener:
 def _with_tls(
     reactor: Any, place: Place | EndpointPlace, factory: Any, setting: str, tls: ServedTls
 ) -> Any:
-    if isinstance(place, EndpointPlace) and place.description.startswith(("ssl:", "tls:")):
+    if isinstance(place, EndpointPlace) and place.description.startswith(_OWN_TLS):
         raise ConfigError(
             f"{setting}: {place.description!r} brings its own TLS; leave server.tls_cert out"
         )
@@ -168,6 +169,8 @@ def _listen_endpoint(
         raise ConfigError(
             f"{setting}: {place.description!r} is no usable endpoint: {_one_line(error)}"
         ) from None
+    if place.description.startswith(_OWN_TLS):
+        factory = AlwaysConnected(factory)
     listening: Deferred[Any] = endpoint.listen(factory)
     return listening.addCallback(_made_direct)
 

@@ -41,7 +41,7 @@ from uprmc.server.endless import Endless
 from uprmc.server.event_stream import EventStream
 from uprmc.server.events import Events
 from uprmc.server.housekeeping import Housekeeping
-from uprmc.server.http import listen_http
+from uprmc.server.http import known_hosts, listen_http
 from uprmc.server.index_driver import IndexDriver
 from uprmc.server.listener import Listener, listen, listen_private
 from uprmc.server.live import Live
@@ -253,6 +253,7 @@ class Node:
             self.settings.http,
             self.connections.buffers,
             self._https,
+            known_hosts(server),
         )
         if http is not None:
             self._listeners["http"] = http

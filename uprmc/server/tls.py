@@ -10,7 +10,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from OpenSSL import SSL
 from twisted.internet.interfaces import IOpenSSLContextFactory
+from twisted.internet.protocol import Protocol
 from twisted.internet.ssl import CertificateOptions, TLSVersion
+from twisted.protocols.policies import WrappingFactory
 from twisted.protocols.tls import BufferingTLSTransport, TLSMemoryBIOFactory
 from zope.interface import implementer  # type: ignore[import-untyped]
 
@@ -61,10 +63,38 @@ def https_options(settings: ServerSettings, tls: ServedTls | None) -> ServedTls 
 
 def over_tls(reactor: Any, tls: ServedTls, factory: Any) -> Any:
     """Return a factory whose connections speak TLS below those of `factory`."""
-    wrapped = TLSMemoryBIOFactory(cast(Any, tls), False, factory, reactor)
+    wrapped = _OverTls(cast(Any, tls), False, factory, reactor)
     if isinstance(factory, LimitedSite):
         wrapped.protocol = _Https
     return wrapped
+
+
+class _OverTls(TLSMemoryBIOFactory):
+    """Turns away at once whom the factory above turns away."""
+
+    def buildProtocol(self, addr: Any) -> Any:  # noqa: N802  # Twisted's name
+        """Make the protocol of a connection, ``None`` = there is no room."""
+        above = self.wrappedFactory.buildProtocol(addr)
+        return None if above is None else self.protocol(self, above)
+
+
+class _Closed(Protocol):
+    """A connection that is over at once."""
+
+    def connectionMade(self) -> None:  # noqa: N802  # Twisted's name
+        """Close it."""
+        cast(Any, self.transport).abortConnection()
+
+
+class AlwaysConnected(WrappingFactory[Any]):
+    """A factory for an endpoint that adds TLS itself, and cannot bear that one is turned away."""
+
+    noisy = False
+
+    def buildProtocol(self, addr: Any) -> Any:  # noqa: N802  # Twisted's name
+        """Make the protocol of a connection."""
+        found = self.wrappedFactory.buildProtocol(addr)
+        return _Closed() if found is None else found
 
 
 class _Https(BufferingTLSTransport):
