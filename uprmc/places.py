@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
 
@@ -15,6 +16,12 @@ _TCP = re.compile(r"(?:\[([0-9A-Za-z:.%]+)\]|([\w.-]+)):([0-9]{1,5})")
 _PORT_MAX = 0xFFFF
 _UNIX = "unix:"
 _LOCAL = "localhost"
+
+#: Where a node's listeners are unless it is told otherwise.
+UPR_PORT, VIEWS_PORT = 11210, 8092
+
+#: A host without a port.
+_ALONE = re.compile(r"\[[0-9A-Za-z:.%]+\]|[A-Za-z][\w.-]*|[0-9]+(?:\.[0-9]+){3}")
 
 #: What stands in a cluster map for the host by which the client reached the node.
 _HOST = "$HOST"
@@ -83,15 +90,27 @@ def parsed(text: str, *, least_port: int = 1) -> Place:
     raise ValueError("HOST:PORT, such as 127.0.0.1:11210 or [::1]:11210, or unix:/path")
 
 
-def several(text: str) -> tuple[str, ...]:
-    """Return places that are separated by commas, each once; raises `ValueError`."""
-    places = tuple(dict.fromkeys(each.strip() for each in text.split(",")))
-    for place in places:
+def complete(text: str, port: int = UPR_PORT) -> str:
+    """Return a place; a host alone has the usual port. Raises `ValueError`."""
+    place = text.strip()
+    if place.count(":") > 1 and "[" not in place:
+        with suppress(ValueError):
+            place = f"[{ip_address(place)}]"
+    if _ALONE.fullmatch(place):
+        place = f"{place}:{port}"
+    parsed(place)
+    return place
+
+
+def several(text: str, port: int = UPR_PORT) -> tuple[str, ...]:
+    """Return places that are separated by commas, each once; raises as `complete`."""
+    found: dict[str, None] = {}
+    for each in text.split(","):
         try:
-            parsed(place)
+            found[complete(each, port)] = None
         except ValueError as error:
-            raise ValueError(f"{error} ({place!r} is none)") from None
-    return places
+            raise ValueError(f"{error} ({each.strip()!r} is none)") from None
+    return tuple(found)
 
 
 def of_cluster_map(servers: Iterable[str], place: str) -> list[str]:

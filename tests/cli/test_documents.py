@@ -21,6 +21,15 @@ Ask = Callable[..., Ended]
 TESTS_IN_ORDER = ["get", "set", "incr", "touch", "ping", "del"]
 
 
+#: As users of memcached type it, and what is left of the number.
+COUNTED = (
+    ("incr", "a:n", 5),
+    ("incr", "a:n", -1),
+    ("decr", "a:n"),
+    ("decr", "a:n", 9),
+)
+
+
 class Site(NamedTuple):
     """A node, and files with passwords of its users by name."""
 
@@ -59,19 +68,33 @@ def test_what_is_set_can_be_read_counted_touched_listed_and_deleted(ask: Ask) ->
     assert ask("set", "a:greeting", "x", "--add").line() == "a:greeting exists"
     assert ask("set", "a:none", "x", "--replace").line() == "there is no document a:none"
     cas = json.loads(ask("get", "a:greeting", "--json").out)["cas"]
-    assert ask("set", "a:greeting", "y", "--cas", cas + 1).line() == (
+    assert ask("set", "a:greeting", "y", "--cas", int(cas) + 1).line() == (
         "a:greeting exists with another CAS"
     )
     assert ask("set", "a:greeting", "y", "--cas", cas, "--ttl", "40d").code == 0
     assert ask("incr", "a:n").line() == "there is no document a:n: create it with --initial"
     assert ask("incr", "a:n", "--initial", 5).out == "5\n"
     assert ask("incr", "a:n", "--by", -7).out == "0\n"
+    assert [ask(*words).out for words in COUNTED] == ["5\n", "4\n", "3\n", "0\n"]
     assert ask("incr", "a:greeting").line() == "the value of a:greeting is no whole number"
+    assert ask("ttl", "a:n").out == "never\n"
     assert ask("touch", "a:n", "5m").code == 0
+    assert 290 <= int(ask("ttl", "a:n").out) <= 300
+    ended = ask("ttl", "a:n", "a:none", "--json")
+    assert (ended.code, ended.err) == (1, "uprmc: there is no document a:none\n")
+    found = json.loads(ask("get", "a:n", "--json").out)
+    assert 290 <= found["ttl"] <= json.loads(ended.out)["ttl"] <= 300
+    assert found["expires"] == json.loads(ended.out)["expires"]
+    assert json.loads(ask("get", "a:greeting", "--json").out)["cas"].isdecimal()
     rows = [json.loads(line) for line in ask("keys", "a:", "--json").out.splitlines()]
     assert {row["key"] for row in rows} == {"a:greeting", "a:n"}
     assert all(row["expires"] for row in rows)
     assert ask("keys", "a:", "--count").out == "2\n"
+    assert ask("keys", "a:*", "--count").out == "2\n"
+    assert ask("keys", "*:n").out == "a:n\n"
+    assert ask("keys", "a:\\*").out == ""
+    followed = ask("tail", "--start", 0, "--until-now", "--prefix", "a:n", "--json").out
+    assert {json.loads(line)["key"] for line in followed.splitlines()} == {"a:n"}
     assert len(ask("keys", "--limit", 1).out.splitlines()) == 1
     ended = ask("del", "a:greeting", "a:n", "a:none")
     assert (ended.code, ended.line()) == (1, "there is no document a:none")
@@ -173,12 +196,34 @@ def test_who_does_not_log_in_is_told_so(
     assert ended.line().endswith("serves users only: log in with a user name and a password file")
 
 
+def test_a_flush_is_asked_for_and_deletes_everything(
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = runner(capsys)
+    with start_uprmc(tmp_path_factory.mktemp("data"), "--vbuckets", "4") as server:
+        monkeypatch.setenv("UPRMC_NODE", str(server.upr))
+        assert here("set", "k", "v").code == 0
+        asked = f"this deletes every document of {server.upr} (1): say --yes if you mean it"
+        assert here("flush").refused() == asked
+        assert here("get", "k").out == "v"
+        assert here("flush", "--yes").out == f"deleted every document of {server.upr} (1)\n"
+        assert here("get", "k").code == 1
+        for number in range(4):
+            assert here("vbucket", "set", number, "replica").code == 0
+        assert "has no active vBuckets" in here("flush", "--yes").line()
+        server.stop()
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["get"], "Missing argument 'KEY...'; say uprmc get [OPTIONS] KEY..."),
         (["set", "k", "v", "w"], "extra argument (w); say uprmc set [OPTIONS] KEY [VALUE]"),
         (["incr", "k", "--by", "x"], "'x' is not a whole number"),
+        (["incr", "k", "x"], "'x' is not a whole number"),
+        (["incr", "k", "1", "--by", "2"], "N and --by exclude each other"),
         (["get", ""], "a key has 1 to 250 bytes, this one 0"),
         (["set", "k", "v", "--add", "--replace"], "--add, --replace and --cas exclude each other"),
         (["set", "k", "v", "--file", __file__], "a value and --file exclude each other"),

@@ -57,7 +57,7 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         (["serve", "--set", "log.level=loud"], "log.level: 'loud' is none of"),
         (["serve", "--set", "kv.max_line_bytes=1G"], "kv.max_line_bytes: 1073741824 is above"),
         (["serve", "--config", "/does/not/exist.toml"], "cannot be read: No such file"),
-        (["stats", "--node", "somewhere"], "say HOST:PORT"),
+        (["stats", "--node", "somewhere:"], "say HOST:PORT"),
         (["stats", "--node", "host:port"], "say HOST:PORT"),
         (["settings", "--yaml"], "--yaml"),
     ],

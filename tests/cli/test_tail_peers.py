@@ -69,7 +69,7 @@ def test_a_node_of_2014_that_knows_fewer_options_is_followed(here: Here) -> None
     assert ended.err == ""
     begin, one, two, end = map(json.loads, ended.out.splitlines())
     assert (begin["op"], end["op"]) == ("snapshot-begin", "snapshot-end")
-    assert (one["op"], one["value"], one["vb_uuid"]) == ("set", "v", 0xABC)
+    assert (one["op"], one["value"], one["vb_uuid"]) == ("set", "v", str(0xABC))
     assert (two["op"], two["deleted_at"]) == ("delete", 0)
 
 

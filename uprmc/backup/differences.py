@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uprmc.backup.comparing import Difference, Version
+from uprmc.consume.json_fields import exact
 from uprmc.jobs.files import whole_file
 
 _VERSION = pa.struct(
@@ -55,7 +56,8 @@ def write_differences(path: Path, differences: Sequence[Difference]) -> None:
         with unfinished.open("w", encoding="utf-8") as file:
             for row in rows:
                 key = base64.b64encode(row["key"]).decode()
-                file.write(json.dumps(row | {"key": key}, sort_keys=True) + "\n")
+                sides = {side: row[side] and exact(row[side]) for side in ("a", "b")}
+                file.write(json.dumps(row | sides | {"key": key}, sort_keys=True) + "\n")
 
 
 def _plain(version: Version | None) -> dict[str, Any] | None:

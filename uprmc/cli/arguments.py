@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,10 @@ else:
     _ParamType = click.ParamType
 
 _SECONDS_MAX = 1_000_000.0
+
+#: What stands for anything in a pattern of keys; behind a backslash it stands for itself.
+_ANYTHING = "*"
+_LETTER = r"\\[\\*]|[^*]"
 
 
 class Read(_ParamType):
@@ -76,8 +82,59 @@ def count_option(
 
 SIZE = Read(units.size, "SIZE", 1)
 NAMES = Read(units.names, "NAME,...")
+PLACE = Read(places.complete, "HOST:PORT")
 PLACES = Read(places.several, "HOST:PORT,...")
 VBUCKETS = Read(ranges.parsed, "N|A-B,...")
+
+
+class KeyPattern:
+    """A key as people name it: ``*`` stands for any bytes, also none, and ``\\*`` for a star.
+
+    Args:
+        text: as it was typed.
+        whole: without a star it is one key; otherwise it is how keys begin.
+
+    Attributes:
+        key: the one key that it names, ``None`` = it may be several.
+    """
+
+    def __init__(self, text: str, *, whole: bool) -> None:
+        pieces = [""]
+        for found in re.finditer(rf"{_LETTER}|[*]", text, re.DOTALL):
+            if found[0] == _ANYTHING:
+                pieces.append("")
+            else:
+                pieces[-1] += found[0] if len(found[0]) == 1 else found[0][1]
+        if len(pieces) == 1 and not whole:
+            pieces.append("")
+        self._first, *self._others = map(os.fsencode, pieces)
+        self.key = None if self._others else self._first
+
+    def matches(self, key: bytes) -> bool:
+        """Tell whether a key is meant."""
+        if self.key is not None:
+            return key == self.key
+        *inner, last = self._others
+        at, end = len(self._first), len(key) - len(last)
+        if not key.startswith(self._first) or not key.endswith(last):
+            return False
+        for piece in inner:
+            at = key.find(piece, at, end)
+            if at < 0:
+                return False
+            at += len(piece)
+        return at <= end
+
+
+def prefix_of(text: str) -> str:
+    """Return how keys begin that ``TEXT`` or ``TEXT*`` means; raises `ValueError`."""
+    begins = re.fullmatch(rf"((?:{_LETTER})*)[*]?", text, re.DOTALL)
+    if begins is None:
+        raise ValueError("how keys begin: a star may only be at its end")
+    return re.sub(r"\\([\\*])", r"\1", begins[1])
+
+
+PREFIX = Read(prefix_of, "TEXT")
 
 
 def each_once(numbers: Iterable[Iterable[int]]) -> list[int]:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from uprmc import units
+from uprmc.cli import arguments
 from uprmc.cli.arguments import Read, whole
 from uprmc.cli.client_file import from_file
 from uprmc.cli.node_access import ANSWER_S, DEFAULT_NODE, login_options, tls_options
@@ -104,8 +105,8 @@ _CONNECTING = (
         "--connect-timeout",
         "connect_timeout",
         envvar="UPRMC_TIMEOUT",
-        default=from_file("timeout", f"{ANSWER_S:g}"),
-        show_default=f"{ANSWER_S:g}",
+        default=from_file("timeout", f"{ANSWER_S:g}s"),
+        show_default=f"{ANSWER_S:g}s",
     ),
     declared(Access, "read_timeout_s"),
 )
@@ -163,7 +164,7 @@ RATE = click.option(
     "--rate", type=whole("ROWS", 1), help="Maximum number of rows per second, over all tasks."
 )
 PREFIX = click.option(
-    "--prefix", default="", metavar="TEXT", help="Use only keys that begin with this text."
+    "--prefix", type=arguments.PREFIX, default="", help="Use only keys that begin with this text."
 )
 RESUME = click.option(
     "--resume",

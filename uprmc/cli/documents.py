@@ -1,9 +1,10 @@
-"""``uprmc get``, ``set``, ``del``, ``incr`` and ``touch``: single documents, for people."""
+"""``uprmc get``, ``set``, ``del``, ``incr``, ``touch``, ``ttl``: single documents, for people."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from typing import Any, BinaryIO
@@ -12,15 +13,17 @@ import click
 
 from uprmc import units
 from uprmc.cli.arguments import Read, whole
+from uprmc.cli.change_lines import time_text
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable
-from uprmc.client.connection import NodeError
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv import KvClient
 from uprmc.client.kv_values import Document, Stored
 from uprmc.consume.json_fields import text_or_base64
 from uprmc.consume.retry import Backoff
 from uprmc.errors import ConfigError, DeltaBadValue, KeyExists, KeyNotFound
-from uprmc.protocol.opcodes import KEY_MAX_BYTES, ObservedState
+from uprmc.protocol.header import RequestFrame
+from uprmc.protocol.opcodes import KEY_MAX_BYTES, ObservedState, Opcode
 
 #: Seconds that a node takes as "from now"; more is a date.
 _RELATIVE_MAX_S = 30 * 24 * 3_600
@@ -30,15 +33,21 @@ _U64_MAX = 2**64 - 1
 
 _WAIT_MIN_S, _WAIT_MAX_S = 0.005, 0.25
 
+_AMOUNT = whole(least=-_U64_MAX, most=_U64_MAX)
 _TTL = Read(units.seconds, "TIME", 0, _TTL_MAX_S, " s")
 
 
 def key_named(text: str) -> bytes:
     """Return the key that a word of the command line means; raises `ConfigError`."""
     key = os.fsencode(text)
+    check_key(key)
+    return key
+
+
+def check_key(key: bytes) -> None:
+    """Raise `ConfigError` if no document can have this key."""
     if not 1 <= len(key) <= KEY_MAX_BYTES:
         raise ConfigError(f"a key has 1 to {KEY_MAX_BYTES} bytes, this one {len(key)}")
-    return key
 
 
 def client_of(node: NodeAccess) -> KvClient:
@@ -84,18 +93,28 @@ def get(keys: tuple[str, ...], node: NodeAccess, as_json: bool) -> int:
 
 
 def _print_json(client: KvClient, key: bytes, document: Document) -> None:
+    meta = client.get_meta(key)
+    same = meta is not None and meta.cas == document.cas
     click.echo(
         json.dumps(
             {
                 **text_or_base64("key", key),
                 **text_or_base64("value", document.value),
                 "flags": document.flags,
-                "cas": document.cas,
+                "cas": str(document.cas),
                 "datatype": document.datatype,
                 "vbucket": client.vbucket_of(key),
+                **_lifetime(meta.expiry if meta is not None and same else 0),
             }
         )
     )
+
+
+def _lifetime(expiry: int) -> dict[str, object]:
+    """Return when a document expires, ``None`` = never, and in how many seconds."""
+    if not expiry:
+        return {"expires": None, "ttl": None}
+    return {"expires": time_text(expiry), "ttl": max(0, expiry - int(time.time()))}
 
 
 def _print_value(value: bytes, *, line_break: bool) -> None:
@@ -178,28 +197,62 @@ def del_verb(keys: tuple[str, ...], node: NodeAccess, as_json: bool) -> int:
     return 0
 
 
-@click.command()
+class _Counting(click.Command):
+    """Takes ``incr KEY -5`` for what it says: to click, a word that begins so is an option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        found = [
+            f"--by={word}" if re.fullmatch("-[0-9]+", word) and not before.startswith("-") else word
+            for before, word in zip(["", *args], args, strict=False)
+        ]
+        return super().parse_args(ctx, found)
+
+
+@click.command(cls=_Counting)
 @click.argument("key")
-@click.option(
-    "--by",
-    type=whole(least=-_U64_MAX, most=_U64_MAX),
-    default="1",
-    show_default=True,
-    help="What to add; may be negative.",
-)
+@click.argument("number", metavar="[N]", required=False, type=_AMOUNT)
+@click.option("--by", type=_AMOUNT, metavar="N", help="What to add; may be negative.  [default: 1]")
 @click.option("--initial", type=whole(most=_U64_MAX), help="Value of a document that is missing.")
 @click.option("--ttl", "ttl_s", type=_TTL, default="0", help="With --initial: time to live.")
 @talks_to_a_node("Print one JSON object.", several=True)
 def incr(
-    key: str, by: int, initial: int | None, ttl_s: float, node: NodeAccess, as_json: bool
+    key: str,
+    number: int | None,
+    by: int | None,
+    initial: int | None,
+    ttl_s: float,
+    node: NodeAccess,
+    as_json: bool,
 ) -> int:
     """Add to the number in a document, and print the sum.
 
-    A number that would become negative becomes 0.
+    Without N it adds 1. A number that would become negative becomes 0.
     """
+    return _count(key, _amount(number, by), initial, ttl_s, node, as_json=as_json)
+
+
+@click.command()
+@click.argument("key")
+@click.argument("number", metavar="[N]", default="1", type=whole(most=_U64_MAX))
+@talks_to_a_node("Print one JSON object.", several=True)
+def decr(key: str, number: int, node: NodeAccess, as_json: bool) -> int:
+    """Subtract from the number in a document, and print it.
+
+    Without N it subtracts 1. A number that would become negative becomes 0.
+    """
+    return _count(key, -number, None, 0, node, as_json=as_json)
+
+
+def _amount(number: int | None, by: int | None) -> int:
+    if number is not None and by is not None:
+        raise ConfigError("N and --by exclude each other")
+    return next((each for each in (number, by) if each is not None), 1)
+
+
+def _count(
+    key: str, by: int, initial: int | None, ttl_s: float, node: NodeAccess, *, as_json: bool
+) -> int:
     name = key_named(key)
-    if abs(by) > _U64_MAX:
-        raise ConfigError(f"--by: {by} is out of range")
     with client_of(node) as client:
         try:
             number = client.count(name, by, initial=initial, expiry=expiry_of(ttl_s))
@@ -232,6 +285,77 @@ def touch(key: str, ttl_s: float, node: NodeAccess, as_json: bool) -> int:
     return 0
 
 
+@click.command()
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@talks_to_a_node("Print one JSON object for each document.", several=True)
+def ttl(keys: tuple[str, ...], node: NodeAccess, as_json: bool) -> int:
+    """Print in how many seconds documents expire, or never.
+
+    With several keys, each line begins with the key. If a document does not exist, the exit code
+    is 1.
+    """
+    names, missing = [key_named(text) for text in keys], []
+    with client_of(node) as client:
+        for name in names:
+            meta = client.get_meta(name)
+            if meta is None or meta.deleted:
+                missing.append(readable(name))
+                continue
+            found = _lifetime(meta.expiry)
+            if as_json:
+                click.echo(json.dumps({**text_or_base64("key", name), **found}))
+                continue
+            seconds = "never" if found["ttl"] is None else found["ttl"]
+            click.echo(seconds if len(names) == 1 else f"{readable(name)}  {seconds}")
+    if missing:
+        raise NodeError(f"there is no document {', '.join(missing)}")
+    return 0
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@talks_to_a_node("Print one JSON object.")
+def flush(yes: bool, node: NodeAccess, as_json: bool) -> int:
+    """Delete all documents of a node.
+
+    Its replicas become empty, too. On a terminal it asks first; elsewhere it needs --yes.
+    """
+    with node.connected() as connection:
+        found = _items(connection)
+        those = f"every document of {node.place}" + ("" if found is None else f" ({found:,})")
+        if not yes and not sys.stdin.isatty():
+            raise ConfigError(f"this deletes {those}: say --yes if you mean it")
+        if not yes and not click.confirm(f"Delete {those}?", err=True):
+            raise NodeError("nothing was deleted")
+        answer = connection.ask(RequestFrame(Opcode.FLUSH))
+    if answer.status:
+        raise NodeError(f"the node at {node.place} refuses: {answer.reason}")
+    if as_json:
+        click.echo(json.dumps({"node": node.place, "documents": found}))
+    else:
+        click.echo(f"deleted {those}")
+    return 0
+
+
+def _items(connection: NodeConnection) -> int | None:
+    """Return how many documents there are, ``None`` = this user may not know.
+
+    Raises:
+        NodeError: the node has nothing but replicas, which would be filled again.
+    """
+    try:
+        states = {state for _, state in connection.statistics("vbucket")}
+        items = dict(connection.statistics("")).get("curr_items", "")
+    except NodeError:
+        return None
+    if "active" not in states:
+        raise NodeError(
+            f"{connection.place} has no active vBuckets: flush the node that has them, and its "
+            "replicas become empty"
+        )
+    return int(items) if items.isdecimal() else None
+
+
 def _tell(
     client: KvClient, key: bytes, stored: Stored, node: NodeAccess, *, wait: bool, as_json: bool
 ) -> None:
@@ -239,7 +363,7 @@ def _tell(
         _wait_until_on_disk(client, key, node.timeout_s)
     if as_json:
         place = {**text_or_base64("key", key), "vbucket": client.vbucket_of(key)}
-        click.echo(json.dumps({**place, "cas": stored.cas, "persisted": wait}))
+        click.echo(json.dumps({**place, "cas": str(stored.cas), "persisted": wait}))
 
 
 def _wait_until_on_disk(client: KvClient, key: bytes, limit_s: float) -> None:

@@ -42,7 +42,7 @@ def failover(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) ->
         branches = decode_branches(command(connection, request).value)
     if as_json:
         rows = [
-            {"vbucket": branch.vbucket, "vb_uuid": branch.uuid, "begins_after": branch.seqno}
+            {"vbucket": branch.vbucket, "vb_uuid": str(branch.uuid), "begins_after": branch.seqno}
             for branch in branches
         ]
         click.echo(json.dumps(rows, indent=2))

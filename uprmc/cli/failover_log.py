@@ -60,5 +60,5 @@ def _logs(
 
 
 def _row(number: int, log: list[FailoverEntry], term: int) -> dict[str, object]:
-    entries = [{"vb_uuid": entry.uuid, "seqno": entry.seqno} for entry in log]
+    entries = [{"vb_uuid": str(entry.uuid), "seqno": entry.seqno} for entry in log]
     return {"vbucket": number, "term": term, "entries": entries}

@@ -34,7 +34,7 @@ from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
 from uprmc.index.source_nodes import SourceNodes
 from uprmc.login.credentials import Credentials
-from uprmc.places import several
+from uprmc.places import VIEWS_PORT, several
 from uprmc.server.access import Access
 from uprmc.server.audit import Audit
 from uprmc.server.connections import share_of_files
@@ -107,7 +107,7 @@ class IndexProcess:
         if not named.strip():
             return None
         try:
-            nodes = several(named)
+            nodes = several(named, VIEWS_PORT)
         except ValueError as error:
             raise ConfigError(f"index.nodes: say {error}") from None
         upr = self._settings.upr

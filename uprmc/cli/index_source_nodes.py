@@ -37,9 +37,7 @@ def source_nodes(
         ConfigError: a place is none, or the certificates cannot be read.
         MisuseError: likewise.
     """
-    places = [each.strip() for one in sources for each in one.split(",")]
-    for place in places:
-        check_place(place)
+    places = [check_place(each) for one in sources for each in one.split(",")]
     context: ssl.SSLContext | None = tls_context(tls, ca_file, verify)
     found = tuple(dict.fromkeys(places))
     if context is None:

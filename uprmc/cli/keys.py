@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Generator
 from contextlib import closing
 from itertools import islice
 
 import click
 
-from uprmc.cli.arguments import whole
+from uprmc.cli.arguments import KeyPattern, whole
 from uprmc.cli.change_lines import time_text
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable
@@ -24,19 +23,20 @@ _RENEW_ITEMS = 100_000
 
 
 @click.command()
-@click.argument("prefix", default="")
+@click.argument("pattern", default="")
 @click.option("--limit", type=whole(least=1), help="Print no more keys than this.")
 @click.option("--count", is_flag=True, help="Print only how many there are.")
 @talks_to_a_node("Print one JSON object for each key.", several=True)
-def keys(prefix: str, limit: int | None, count: bool, node: NodeAccess, as_json: bool) -> None:
+def keys(pattern: str, limit: int | None, count: bool, node: NodeAccess, as_json: bool) -> None:
     """Print the keys of documents.
 
-    With PREFIX, only keys that begin so are printed. Each node is read as it is at one moment,
-    from a lease, however many documents it has. The order is that of the last changes within each
-    vBucket.
+    With PATTERN, only some are printed: 'user:*' those that begin so, '*:1' those that end so. A
+    PATTERN without * is how keys begin, too; \\* is a star. Quote it for the shell.
+
+    Each node is read as it is at one moment, from a lease, however many documents it has. The
+    order is that of the last changes within each vBucket.
     """
-    beginning = os.fsencode(prefix)
-    with closing(_found(node, beginning)) as found:
+    with closing(_found(node, KeyPattern(pattern, whole=False))) as found:
         some = islice(found, limit)
         if count:
             number = sum(1 for _ in some)
@@ -46,7 +46,7 @@ def keys(prefix: str, limit: int | None, count: bool, node: NodeAccess, as_json:
             click.echo(_line(change, as_json))
 
 
-def _found(node: NodeAccess, beginning: bytes) -> Generator[Change, None, None]:
+def _found(node: NodeAccess, pattern: KeyPattern) -> Generator[Change, None, None]:
     for place in node.places:
         lease = Lease(
             place,
@@ -60,7 +60,7 @@ def _found(node: NodeAccess, beginning: bytes) -> Generator[Change, None, None]:
             for number, change in enumerate(changes, 1):
                 if not number % _RENEW_ITEMS:
                     lease.renew(_LEASE_S)
-                if change.op == "set" and change.key.startswith(beginning):
+                if change.op == "set" and pattern.matches(change.key):
                     yield change
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-from uprmc import __version__
 from uprmc.cli.former_names import renamed
 from uprmc.cli.usage import in_one_line, verb_meant
 from uprmc.errors import ConfigError, Interrupted, StoreRefused, UprmcError
@@ -40,7 +39,10 @@ _VERBS = {
     "set": "documents:set_verb",
     "del": "documents:del_verb",
     "incr": "documents:incr",
+    "decr": "documents:decr",
     "touch": "documents:touch",
+    "ttl": "documents:ttl",
+    "flush": "documents:flush",
     "keys": "keys:keys",
     "ping": "ping:ping",
     "bench": "bench:bench",
@@ -69,20 +71,25 @@ _VERBS = {
     "demo": "demo:demo",
     "manual": "manual:manual",
     "completion": "completion:completion",
+    "help": "help:help_",
+    "version": "help:version",
 }
 
 
 #: How help groups them; a person who looks for a verb knows what it is for.
 SECTIONS = {
     "Run a node": ("serve", "demo", "settings", "user", "data", "compact"),
-    "Documents": ("get", "set", "del", "incr", "touch", "keys", "observe", "index"),
+    "Documents": (
+        *("get", "set", "del", "incr", "decr", "touch", "ttl", "keys", "flush"),
+        *("observe", "index"),
+    ),
     "Changes": ("tail", "watch", "mirror", "export"),
     "Look at a node": ("ping", "stats", "top", "bench", "watermarks"),
     "Replicas and data centres": (
         *("replicate", "takeover", "failover", "failover-log", "vbucket", "xdcr", "tap-adapter"),
     ),
     "Files and backups": ("load", "backup", "restore", "verify", "spark"),
-    "Help": ("manual", "completion"),
+    "Help": ("help", "manual", "completion", "version"),
 }
 
 
@@ -137,9 +144,9 @@ class _Verbs(click.Group):
 def _show_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted:
         return
-    from uprmc.core.form import FORM
+    from uprmc.cli.help import version_line
 
-    click.echo(f"uprmc {__version__} (core: {FORM})")
+    click.echo(version_line())
     context.exit()
 
 

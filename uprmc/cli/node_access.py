@@ -19,9 +19,9 @@ from uprmc.cli.client_file import from_file
 from uprmc.client.connection import NodeConnection
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials, credentials_from
-from uprmc.places import parsed
+from uprmc.places import UPR_PORT, complete
 
-DEFAULT_NODE = "127.0.0.1:11210"
+DEFAULT_NODE = f"127.0.0.1:{UPR_PORT}"
 
 #: A node that says nothing for so long is given up.
 ANSWER_S = 5.0
@@ -202,16 +202,15 @@ def timeout_option(flag: str = "--timeout", name: str = "answer_s") -> Any:
 
 
 def _named(given: tuple[str, ...], several: bool) -> tuple[str, ...]:
-    places = [each.strip() for one in given for each in one.split(",")] or [DEFAULT_NODE]
-    found = tuple(dict.fromkeys(places))
+    found: dict[str, None] = {}
+    for text in (",".join(given) or DEFAULT_NODE).split(","):
+        try:
+            found[complete(text)] = None
+        except ValueError as error:
+            raise ConfigError(f"{text.strip()!r} is no node: say {error}") from None
     if len(found) > 1 and not several:
         raise ConfigError(f"{', '.join(found)}: this verb asks one node, say --node with one")
-    for place in found:
-        try:
-            parsed(place)
-        except ValueError as error:
-            raise ConfigError(f"{place!r} is no node: say {error}") from None
-    return found
+    return tuple(found)
 
 
 def tls_context(tls: bool, ca_file: str | None, verify: bool) -> ssl.SSLContext | None:

@@ -115,6 +115,6 @@ def _print(found: KeyObservation, as_json: bool) -> None:
     words = _words(found.state)
     if as_json:
         place = {"vbucket": found.vbucket, **text_or_base64("key", found.key)}
-        click.echo(json.dumps({**place, "state": words, "cas": found.cas}))
+        click.echo(json.dumps({**place, "state": words, "cas": str(found.cas)}))
         return
     click.echo(f"{readable(found.key)}  vBucket {found.vbucket}  {words}  CAS {found.cas}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, seconds
+from uprmc.cli.arguments import PLACE, VBUCKETS, seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.replica_node import Standing, replicate
 from uprmc.client.connection import NodeConnection, NodeError
@@ -25,7 +25,7 @@ _GLANCE_S = 3.0
 @click.command(name="replicate")
 @click.option(
     "--source",
-    metavar="HOST:PORT",
+    type=PLACE,
     help="The upr listener of the source; the node dials this address.",
 )
 @click.option(

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from uprmc.cli.arguments import PLACE
 from uprmc.cli.former_names import warn
 from uprmc.cli.memcached_options import ServeCommand, add_options, taken_from
 from uprmc.config import Loaded, Settings, load_with_origins
@@ -51,7 +52,7 @@ _LISTENERS = ("memcached", "upr", "http", "views")
 @click.option("--tls-key", metavar="FILE", help="Private key of --tls-cert.")
 @click.option(
     "--source",
-    metavar="HOST:PORT",
+    type=PLACE,
     help="Start a new data directory as a replica of this node.",
 )
 @click.option(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 import select
 import sys
 import time
@@ -14,7 +15,7 @@ from typing import Any
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, each_once
+from uprmc.cli.arguments import PREFIX, VBUCKETS, each_once
 from uprmc.cli.change_lines import (
     Rollback,
     Shown,
@@ -100,6 +101,7 @@ def _uuid(text: str) -> int:
 )
 @click.option("--once", is_flag=True, help="End when a node or a stream is lost.")
 @click.option("--keys-only", is_flag=True, help="Omit values; the node does not send them.")
+@click.option("--prefix", type=PREFIX, default="", help="Only keys that begin with this text.")
 @click.option("--snapshots", is_flag=True, help="Also print where snapshots begin and end.")
 @talks_to_a_node("Print one JSON object for each change.", several=True)
 def tail(
@@ -110,6 +112,7 @@ def tail(
     until_now: bool,
     once: bool,
     keys_only: bool,
+    prefix: str,
     snapshots: bool,
     node: NodeAccess,
     as_json: bool,
@@ -125,7 +128,13 @@ def tail(
     screen = Screen(json_lines=as_json)
     given_seqno = isinstance(start, dict | int)
     usual: RollbackWord = "fail" if given_seqno else "rewind"
-    printer = Printer(screen, snapshots=snapshots, on_rollback=on_rollback or usual)
+    beginning = os.fsencode(prefix)
+    printer = Printer(
+        screen,
+        snapshots=snapshots,
+        on_rollback=on_rollback or usual,
+        wants=lambda key: key.startswith(beginning),
+    )
     try:
         follow(
             node,

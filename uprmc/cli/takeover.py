@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, seconds
+from uprmc.cli.arguments import PLACE, VBUCKETS, seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.replica_node import (
     NodeRefusal,
@@ -43,7 +43,7 @@ class _Ended(NamedTuple):
     "--to",
     "target",
     required=True,
-    metavar="HOST:PORT",
+    type=PLACE,
     help="The upr listener of the node that takes them over.",
 )
 @click.option(

@@ -9,13 +9,10 @@ from typing import Any
 import click
 
 from uprmc import units
-from uprmc.cli.arguments import Read
+from uprmc.cli.arguments import PLACE, Read
 from uprmc.cli.former_names import warn
 from uprmc.cli.serve import from_pairs
-from uprmc.client.errors import MisuseError
-from uprmc.client.nodes import check_place
 from uprmc.config import GIB, KIB, Settings, load
-from uprmc.errors import ConfigError
 
 #: Option -> the setting it stands for.
 _SHORTHANDS = {
@@ -32,7 +29,7 @@ _SHORTHANDS = {
 @click.option(
     "--upstream",
     required=True,
-    metavar="HOST:PORT",
+    type=PLACE,
     help="The server whose data is served: its UPR or DCP port.",
 )
 @click.option(
@@ -94,10 +91,6 @@ def tap_adapter(
     SIGINT or SIGUSR1 stops the adapter in order; SIGHUP makes it read the log level and the TLS
     files again.
     """
-    try:
-        check_place(upstream)
-    except MisuseError as error:
-        raise ConfigError(f"--upstream: {error}") from None
     shorthands = {_SHORTHANDS[name]: text for name, text in options.items() if text is not None}
     given = {**from_pairs(changes), **shorthands}
 

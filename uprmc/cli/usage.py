@@ -16,19 +16,29 @@ _ELSEWHERE = {
     **dict.fromkeys(_REMOVALS, _REMOVALS),
     **dict.fromkeys(("ls", "scan", "dir", "show"), ("list", "keys", "get")),
     **dict.fromkeys(("add", "new", "make"), ("create", "add", "put", "set")),
-    **dict.fromkeys(("info", "status", "stat"), ("status", "stats")),
+    **dict.fromkeys(("info", "stat", "health"), ("status", "stats")),
     **dict.fromkeys(("start", "run", "server"), ("serve",)),
     **dict.fromkeys(("monitor", "follow", "changes", "subscribe"), ("tail",)),
-    **dict.fromkeys(("decr", "inc", "counter"), ("incr",)),
-    **dict.fromkeys(("expire", "ttl"), ("touch",)),
+    **dict.fromkeys(("inc", "counter"), ("incr",)),
+    "dec": ("decr",),
+    "expire": ("touch",),
     **dict.fromkeys(("dump", "save"), ("export", "backup")),
     **dict.fromkeys(("import", "ingest"), ("load",)),
     **dict.fromkeys(("cat", "read"), ("get",)),
     **dict.fromkeys(("put", "store", "write"), ("put", "set")),
-    **dict.fromkeys(("promote",), ("failover",)),
+    "promote": ("failover",),
     **dict.fromkeys(("benchmark",), ("bench",)),
     **dict.fromkeys(("config", "conf"), ("settings",)),
 }
+
+#: What takes something away: only who names such a thing is told of it. A misprint of another verb
+#: must not become one.
+_TAKE_AWAY = frozenset(
+    {
+        *(*_REMOVALS, "flush", "failover", "takeover", "replicate", "restore", "compact"),
+        *("new-history", "undo"),
+    }
+)
 
 _NO_COMMAND = re.compile(r"No such command '(.*?)'\.")
 
@@ -36,7 +46,8 @@ _NO_COMMAND = re.compile(r"No such command '(.*?)'\.")
 def verb_meant(word: str, verbs: Sequence[str]) -> str:
     """Return which of the verbs somebody may have meant; empty if none comes near."""
     by_sense = (each for each in _ELSEWHERE.get(word.lower(), ()) if each in verbs)
-    return next(by_sense, "") or nearest(word, list(verbs))
+    by_letters = nearest(word, list(verbs))
+    return next(by_sense, "") or ("" if by_letters in _TAKE_AWAY else by_letters)
 
 
 def in_one_line(error: click.ClickException) -> str:

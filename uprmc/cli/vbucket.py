@@ -11,6 +11,7 @@ import click
 from uprmc.cli.arguments import VBUCKETS
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.consume.json_fields import exact
 from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.model import VBucketState
@@ -60,7 +61,7 @@ def list_(states: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     rows = [_row(int(number), details) for number in numbers]
     shown = [row for row in rows if not states or row.state in states]
     if as_json:
-        click.echo(json.dumps([row._asdict() for row in shown], indent=2))
+        click.echo(json.dumps([exact(row._asdict()) for row in shown], indent=2))
         return
     table = [_line("vBucket", "state", "term", "vb_uuid", "high seqno", "persisted", "items")]
     table += [_line(*row) for row in shown]

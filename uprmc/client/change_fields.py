@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uprmc.client.handler import Change
-from uprmc.consume.json_fields import text_or_base64
+from uprmc.consume.json_fields import exact, text_or_base64
 
 
 class SnapshotBegin(NamedTuple):
@@ -39,7 +39,7 @@ def as_fields(event: Shown) -> dict[str, object]:
     """Return what a line of JSON says of an event."""
     if isinstance(event, Change):
         return {
-            **event._asdict(),
+            **exact(event._asdict()),
             **text_or_base64("key", event.key),
             **text_or_base64("value", event.value),
         }

@@ -38,8 +38,9 @@ from uprmc.client.kv_values import (
     read_touched,
     understood,
 )
-from uprmc.errors import InvalidArguments, KeyNotFound, UprmcError
+from uprmc.errors import ConfigError, InvalidArguments, KeyNotFound, UprmcError
 from uprmc.login.credentials import Credentials
+from uprmc.places import complete
 from uprmc.protocol.binary import (
     ARITHMETIC_EXTRAS,
     STORE_EXTRAS,
@@ -64,7 +65,7 @@ class KvClient:
     """See the module docstring. One thread at a time may use it.
 
     Args:
-        nodes: HOST:PORT of one or several nodes; the others are learnt from them.
+        nodes: HOST:PORT of one or several nodes, or a host alone; the others are learnt from them.
         vbuckets: how many vBuckets there are; 0 = the nodes tell.
         timeout_s: a node that says nothing for so long is gone.
         retry_s: what can be tried again is, for so long.
@@ -86,7 +87,10 @@ class KvClient:
         tls: ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
     ) -> None:
-        places = [nodes] if isinstance(nodes, str) else list(nodes)
+        try:
+            places = list(map(complete, [nodes] if isinstance(nodes, str) else nodes))
+        except ValueError as error:
+            raise ConfigError(f"{nodes!r}: say {error}") from None
         self._map = KvMap(
             places, vbuckets, lambda at: NodeConnection(at, timeout_s, tls, credentials)
         )

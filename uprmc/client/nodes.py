@@ -227,7 +227,6 @@ def check_places(places: Iterable[str]) -> list[str]:
 def check_place(place: str) -> str:
     """Return the place; raises `MisuseError` if it is none."""
     try:
-        places.parsed(place)
+        return places.complete(place)
     except ValueError as error:
         raise MisuseError(f"{place!r} is no node: say {error}") from None
-    return place

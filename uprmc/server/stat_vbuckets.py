@@ -150,7 +150,7 @@ def page(node: ObservedNode, number: int) -> dict[str, object]:
         "purge_seqno": one.purge_seqno,
         "items": one.item_count,
         "failover_log": [
-            {"vb_uuid": branch.uuid, "seqno": branch.seqno} for branch in one.failover_log
+            {"vb_uuid": str(branch.uuid), "seqno": branch.seqno} for branch in one.failover_log
         ],
     }
 

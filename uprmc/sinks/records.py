@@ -17,20 +17,14 @@ from typing import Any
 
 import orjson
 
+from uprmc.client.change_fields import as_fields
 from uprmc.client.handler import Change, Document
-from uprmc.consume.json_fields import text_or_base64
+from uprmc.consume.json_fields import exact, text_or_base64
 
 
 def change_line(change: Change) -> bytes:
     """Return a change as a line of JSON."""
-    return _line(
-        {
-            "id": change_id(change),
-            **change._asdict(),
-            **text_or_base64("key", change.key),
-            **text_or_base64("value", change.value),
-        }
-    )
+    return _line({"id": change_id(change), **as_fields(change)})
 
 
 def change_id(change: Change) -> str:
@@ -52,7 +46,7 @@ def undo_line(vbucket: int, key: bytes, document: Document | None) -> bytes:
             "op": "delete" if document is None else "set",
             "undo": True,
             "vbucket": vbucket,
-            **given,
+            **exact(given),
             **text_or_base64("key", key),
             **text_or_base64("value", value),
         }
