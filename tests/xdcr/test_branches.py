@@ -8,6 +8,8 @@ from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.model import VBucketState
 from uprmc.server.node import Node
 from uprmc.xdcr.link import Link
+from uprmc.xdcr.shipment import Position, Shipment
+from uprmc.xdcr.windows import Window
 
 ALL = range(4)
 ROW = b"xdcr:west"
@@ -226,3 +228,35 @@ def test_what_is_older_than_the_oldest_kept_branch_is_copied(centres: DataCentre
     assert documents(a) == documents(b)
     assert len(documents(b)) == 40
     assert link.counters.docs_refused == 0
+
+
+# --- what a checkpoint says of its snapshot -------------------------------------------------------
+
+
+def test_a_place_is_in_the_snapshot_that_it_was_read_in_however_late_it_is_sent(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is in a later snapshot by the time the first one may be sent."""
+    monkeypatch.setattr("uprmc.xdcr.sender._PULL_BYTES", 400)
+    a, b = centres.start("a", engine__vbuckets=1), centres.start("b", engine__vbuckets=1)
+    link = centres.link(a, b, set={"ship": "persisted"})
+    centres.loop.until(lambda: link.shipments)
+    places: list[Position] = []
+    sent = Shipment.sent
+
+    def noted(self: Shipment, window: Window, position: Position) -> None:
+        places.append(position)
+        sent(self, window, position)
+
+    monkeypatch.setattr(Shipment, "sent", noted)
+    a.bucket.flusher.pause()
+    for first in (0, 100):
+        write(a, first, 100)
+        centres.loop.until(
+            lambda: link.shipments[0].stream.seqno == a.bucket.vbuckets[0].high_seqno
+        )
+    a.bucket.flusher.resume()
+    centres.until_level(link)
+    inside = [each for each in places if not each.is_whole]
+    assert {each.snapshot for each in inside if each.seqno < 100} == {(0, 100)}
+    assert {each.snapshot for each in inside if each.seqno > 100} == {(100, 200)}

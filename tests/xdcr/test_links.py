@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
+from uprmc.engine import with_meta
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
-from uprmc.model import VBucketState
+from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.protocol.opcodes import Opcode
-from uprmc.xdcr import checkpoint, links, sender, spec
+from uprmc.server.node import Node
+from uprmc.xdcr import checkpoint, links, sender, shipping, spec
 from uprmc.xdcr.checkpoint import decode_one
+from uprmc.xdcr.frames import WITH_META_FRAME, set_frame
+from uprmc.xdcr.link import Link
 from uprmc.xdcr.spec import FILTER_MAX_BYTES, FILTER_MAX_STEPS, pattern_of
 from uprmc.xdcr.target import Target
 
@@ -157,6 +162,163 @@ def test_what_the_target_cannot_store_is_listed_and_the_rest_goes_on(
     assert "'huge'" in error
     assert "Too large" in error
     assert link.counters.docs_refused == 1
+
+
+# --- what the target refuses ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
+    """Keys that every target refuses."""
+    keys: set[bytes] = set()
+    check = with_meta._check_numbers
+
+    def checked(key: bytes, *numbers: Any) -> None:
+        if key in keys:
+            raise InvalidArguments("not this one")
+        check(key, *numbers)
+
+    monkeypatch.setattr(with_meta, "_check_numbers", checked)
+    monkeypatch.setattr(shipping, "set_frame", with_options)
+    return keys
+
+
+def with_options(*given: Any) -> bytes:
+    """Return a request in the form that a node carries out by the rules, not in the core."""
+    frame = set_frame(*given)
+    size = int.from_bytes(frame[8:12], "big") + 4
+    at = WITH_META_FRAME.size
+    head = frame[:4] + bytes([frame[4] + 4]) + frame[5:8] + size.to_bytes(4, "big")
+    return head + frame[12:at] + bytes(4) + frame[at:]
+
+
+def until_refused(centres: DataCentres, link: Link, count: int) -> None:
+    centres.loop.until(lambda: link.refused.count == link.progress.changes_left == count)
+
+
+def test_what_the_target_refuses_stays_to_be_done_and_the_rest_goes_on(
+    centres: DataCentres, refused: set[bytes]
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    refused.update((b"k0", b"k9"))
+    write(a, 0, 40)
+    link = centres.link(a, b)
+    until_refused(centres, link, 2)
+    assert len(documents(b)) == 38
+    status = centres.command(a, "status", name="west")
+    assert (status["state"], status["changes_left"], status["docs_refused"]) == ("error", 2, 2)
+    assert "2 documents are refused" in status["error"]
+    assert {row["key"] for row in status["refused"]} == {"key 'k0'", "key 'k9'"}
+    assert {row["reason"] for row in status["refused"]} == {"Invalid arguments (0004)"}
+    centres.command(a, "checkpoint", name="west")
+    for row in centres.command(a, "checkpoints", name="west")["own"]:
+        vbucket = a.bucket.vbuckets[row["vbucket"]]
+        first = min(
+            (vbucket.get(key).seqno for key in refused if vbucket.get(key)), default=SEQNO_MAX
+        )
+        assert row["source_seqno"] < first
+    refused.clear()
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    assert link.refused.bytes == 0
+    assert link.through(0) == a.bucket.vbuckets[0].high_seqno
+    centres.command(a, "checkpoint", name="west")
+    assert watermark(a, 0) == a.bucket.vbuckets[0].high_seqno
+
+
+def watermark(node: Node, number: int) -> int:
+    rows = node.bucket.watermarks.rows(node.bucket.vbuckets[number])
+    return next(row.watermark for row in rows if row.id == b"xdcr:west")
+
+
+def test_what_was_refused_is_sent_again_after_a_restart(
+    centres: DataCentres, refused: set[bytes]
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    refused.add(b"k0")
+    write(a, 0, 40)
+    until_refused(centres, centres.link(a, b), 1)
+    centres.command(a, "checkpoint", name="west")
+    centres.stop("a")
+    refused.clear()
+    a = centres.start("a")
+    centres.until_level(a.links.by_name["west"])
+    assert documents(a) == documents(b)
+
+
+def test_a_newer_version_or_a_deletion_takes_the_place_of_what_is_refused(
+    centres: DataCentres, refused: set[bytes]
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b)
+    write(a, 0, 20)
+    centres.until_level(link)
+    refused.update((b"k0", b"k9"))
+    write(a, 0, 20, b"newer")
+    until_refused(centres, link, 2)
+    refused.discard(b"k9")
+    delete(a, b"k9")
+    until_refused(centres, link, 1)
+    write(a, 0, 1, b"newest")
+    until_refused(centres, link, 1)  # this version, not the one before
+    refused.clear()
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+    assert documents(b)[b"k0"][0] == documents(a)[b"k0"][0]
+    assert b"k9" not in documents(b)
+
+
+def test_a_link_that_is_to_skip_what_is_refused_passes_it_and_says_so(
+    centres: DataCentres, refused: set[bytes]
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    refused.add(b"k0")
+    write(a, 0, 20)
+    link = centres.link(a, b)
+    until_refused(centres, link, 1)
+    centres.command(a, "set", name="west", set={"on_refused": "skip"})
+    assert (link.state, link.progress.changes_left) == ("running", 0)
+    refused.add(b"k20")
+    write(a, 20, 20)
+    centres.until_level(link)
+    assert len(documents(b)) == 38
+    assert link.counters.docs_refused == 2
+    assert "'k20'" in link.errors.shown()[-1]
+
+
+def test_a_link_with_so_much_that_is_refused_reads_no_more(
+    centres: DataCentres, refused: set[bytes]
+) -> None:
+    a, b = (
+        centres.start("a", xdcr__refused_items=3, engine__vbuckets=1),
+        centres.start("b", engine__vbuckets=1),
+    )
+    refused.update(b"k%d" % number for number in range(2))
+    write(a, 0, 20)
+    link = centres.link(a, b)
+    until_refused(centres, link, 2)
+    refused.update(b"k%d" % number for number in range(20, 22))
+    write(a, 20, 2)
+    centres.loop.until(lambda: link.refused.is_full)
+    write(a, 30, 20)
+    refused.discard(b"k0")
+    refused.discard(b"k1")
+    until_refused(centres, link, 2)
+    assert len(documents(b)) == 40
+    refused.clear()
+    centres.until_level(link)
+    assert documents(a) == documents(b)
+
+
+def test_a_link_whose_target_cannot_be_reached_says_so(centres: DataCentres) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b)
+    centres.until_level(link)
+    centres.stop("b")
+    centres.loop.until(lambda: link.state == "error")
+    (row,) = centres.command(a, "list")
+    assert b"".join((row["state"].encode(), b" ", row["error"].encode())).startswith(b"error 127")
+    b = centres.start("b")
 
 
 # --- verbs --------------------------------------------------------------------------------------

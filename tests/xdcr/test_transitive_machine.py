@@ -33,7 +33,7 @@ from uprmc.rollback import origin_here
 from uprmc.xdcr.checkpointing import Checkpointing
 from uprmc.xdcr.received import Received, due, row_of
 from uprmc.xdcr.resuming import Resuming
-from uprmc.xdcr.shipment import NOWHERE, Position, Shipment
+from uprmc.xdcr.shipment import NOWHERE, Debts, Position, Shipment
 from uprmc.xdcr.target import Held
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
@@ -138,7 +138,9 @@ class Machine(RuleBasedStateMachine):
         self.left = stored(self.b)
         self.end = self.b.vbucket.high_seqno
         vbucket, held = self.b.vbucket, Held(1, self.c.vbucket.high_seqno, ())
-        made = Shipment(vbucket, "c:1", cast("Any", None), (0, held.seqno), NOWHERE, {})
+        made = Shipment(
+            vbucket, "c:1", cast("Any", None), (0, held.seqno), NOWHERE, {}, Debts(1, 1)
+        )
         made.clean = Resuming._is_clean(cast("Any", None), vbucket, None, held)
         self.shipment = made
 

@@ -44,6 +44,21 @@ class XdcrSettings:
         64 * KIB,
         4 * GIB,
     )
+    refused_items: int = setting(
+        1_000,
+        "documents",
+        "Documents that the target of a link refuses and that are tried again; with this many the "
+        "link reads no more. What was under way may exceed it.",
+        1,
+        100_000,
+    )
+    refused_bytes: int = setting(
+        64 * MIB,
+        "bytes",
+        "Bytes of such documents; with this many a link reads no more.",
+        64 * KIB,
+        4 * GIB,
+    )
     records: int = setting(
         64,
         "checkpoints",

@@ -210,7 +210,7 @@ LINKS = (
             ("docs_filtered", "Items that the filter of a link has left out."),
             ("docs_failed_cr_source", "Documents not sent: the target's version is newer."),
             ("docs_failed_cr_target", "Items that the target refused: its version is newer."),
-            ("docs_refused", "Items that the target of a link cannot store."),
+            ("docs_refused", "Documents that the target of a link has refused."),
             ("echoes_stopped", "Versions not sent because they come from the target."),
             ("data_bytes", "Bytes of requests that a link has sent."),
             ("failed_checkpoints", "Checkpoints not written: the target's history had changed."),

@@ -20,7 +20,7 @@ class Counters:
         docs_filtered: items that the filter left out.
         docs_failed_cr_source: documents not sent because the target's version is newer.
         docs_failed_cr_target: items that the target refused because its version is newer.
-        docs_refused: items that the target cannot store; see the errors.
+        docs_refused: items that the target has refused for another reason; see the errors.
         deletions_written: of `docs_written`, deletions.
         echoes_stopped: versions not sent because they come from the target.
         data_bytes: bytes of requests that were sent.

@@ -41,6 +41,7 @@ _pack = WITH_META_FRAME.pack
 _EXTRAS_BYTES = WITH_META_EXTRAS.size
 _pack_nmeta = _NMETA_FRAME.pack
 _NMETA_BYTES = WITH_META_NMETA_EXTRAS.size
+_OPAQUE_AT = 12
 _SET, _DELETE = int(Opcode.SETQ_WITH_META), int(Opcode.DELQ_WITH_META)
 _IS_EXPIRATION = int(WithMetaOption.IS_EXPIRATION)
 
@@ -111,6 +112,17 @@ def delete_frame(
 def look_up_frame(vbucket: int, opaque: int, key: bytes) -> bytes:
     """Return the request for the metadata of the target's version."""
     return encode_request(Opcode.GET_META, key=key, vbucket=vbucket, opaque=opaque)
+
+
+def key_of(frame: bytes) -> bytes:
+    """Return the key of a request."""
+    start = HEADER_BYTES + frame[4]
+    return frame[start : start + int.from_bytes(frame[2:4], "big")]
+
+
+def with_opaque(frame: bytes, opaque: int) -> bytes:
+    """Return a request that is identified by another opaque."""
+    return frame[:_OPAQUE_AT] + opaque.to_bytes(4, "big") + frame[_OPAQUE_AT + 4 :]
 
 
 class Meta(NamedTuple):

@@ -29,6 +29,7 @@ from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
 from uprmc.xdcr.run import Run
 from uprmc.xdcr.sender import Sender
+from uprmc.xdcr.shipment import Debts
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Target
 from uprmc.xdcr.world import World
@@ -51,7 +52,6 @@ class Link:
 
     Attributes:
         counters, errors, progress: of this run.
-        error: why it is in state `error`; empty = it is not.
         shipments: vBuckets that are being sent, by number.
         branches: what was sent and is lost at the source, newest last.
         forwarded_from: by vBucket, where a checkpoint of others let it begin.
@@ -79,7 +79,7 @@ class Link:
         self.branches = self._resuming.branches
         self.forwarded_from = self._resuming.forwarded_from
         self.reconciliation: Reconciliation | None = None
-        self.error = ""
+        self._halted = ""
         self._world = world
         self._bucket = world.hub.bucket
         self._clock = world.hub.bucket.clock
@@ -95,10 +95,10 @@ class Link:
         return self._run.spec
 
     def _is_halted(self) -> bool:
-        return bool(self.error or self._resuming.stops)
+        return bool(self._halted or self._resuming.stops)
 
     def _may_send(self) -> bool:
-        halted = self.error or self.spec.paused or self._closed
+        halted = self._halted or self.spec.paused or self._closed
         return not halted and self._run.reading is not None
 
     def change(self, spec: LinkSpec) -> None:
@@ -115,11 +115,26 @@ class Link:
         """One of the states of the contract."""
         if self.spec.paused and not self._pausing:
             return PAUSED
-        if self.error:
+        if self._halted:
             return ERROR
         if self.needs_reconcile:
             return NEEDS_RECONCILE
-        return RUNNING if self._bucket.active else WAITING
+        if not self._bucket.active:
+            return WAITING
+        return ERROR if self.error else RUNNING
+
+    @property
+    def error(self) -> str:
+        """What keeps it from its work, wholly or in part; empty = nothing does.
+
+        It goes on by itself, unless it was halted: then somebody has to resume it.
+        """
+        return self._halted or self._nodes.unreachable or self._run.debts.why
+
+    @property
+    def refused(self) -> Debts:
+        """What the target refuses."""
+        return self._run.debts
 
     @property
     def needs_reconcile(self) -> list[int]:
@@ -184,8 +199,9 @@ class Link:
             self._checkpointing.renew()
         if self._pausing:
             self._go_on_pausing(now)
-        elif not (self.spec.paused or self.error):
+        elif not (self.spec.paused or self._halted):
             self._nodes.dial(self.spec, now)
+            self.sender.tick(now, self.targets)
             self._placing.tick(now)
             if now - self._checked_at >= self.spec.settings.checkpoint_interval_s:
                 self._checked_at = now
@@ -269,8 +285,9 @@ class Link:
 
     def resume(self, spec: LinkSpec) -> None:
         """Send again, also after an error."""
-        self._run.spec, self.error = spec, ""
+        self._run.spec, self._halted = spec, ""
         self._settle_pause()
+        self.sender.try_again_soon()
         self._nodes.dial_soon()
         self.sender.apply_settings()
 
@@ -285,7 +302,7 @@ class Link:
         settings = self.spec.settings
         if settings.filter_deletions or settings.filter_expirations:
             raise InvalidArguments("the link leaves deletions out, so nothing is missing there")
-        if not self.targets or self.state in (PAUSED, ERROR):
+        if not self.targets or self._halted or self.spec.paused:
             raise TemporaryFailure(f"the link is {self.state} and has no connection")
         if self.reconciliation is not None and self.reconciliation.running:
             raise KeyExists("the link is being reconciled already")
@@ -308,7 +325,7 @@ class Link:
 
     def _stop(self, why: str) -> None:
         """Go to state `error`, until the link is resumed."""
-        self.error = why
+        self._halted = why
         self._run.trouble(why)
         self._hang_up()
 

@@ -97,6 +97,16 @@ class Nodes:
         return all(node.failed or node.ready for node in self._by_place.values())
 
     @property
+    def unreachable(self) -> str:
+        """Why there is no connection, if all have failed; empty = there is one, or may be soon."""
+        nodes = self._by_place.values()
+        if any(node.ready or not node.failed for node in nodes):
+            return ""
+        return "; ".join(
+            f"{node.place}: {node.error or 'the connection was lost'}" for node in nodes
+        )
+
+    @property
     def lead_on(self) -> bool:
         """Whether what arrives there may come back to us: unless all say that they have no link."""
         targets = self.ready

@@ -31,7 +31,7 @@ class Progress:
     def measure(self, now: float) -> None:
         """Take note of how far the link is at this monotonic time."""
         high, through = self._totals()
-        self.left_at_last = high - through
+        self.left_at_last = high - through + self._run.debts.count
         self._lag.note(now, high, through)
         if now - self._rated_at >= _RATE_S:
             items = self._run.counters.docs_written
@@ -39,12 +39,12 @@ class Progress:
             self._rated_at, self._rated_items = now, items
 
     def _totals(self) -> tuple[int, int]:
-        """Return the sums of all high seqnos, and of how far each vBucket has arrived."""
+        """Return the sums of all high seqnos, and of how far each vBucket is but for its debts."""
         high = through = 0
         shipment_of = self._run.shipments.get
         for number, vbucket in self._active.items():
             shipment, top = shipment_of(number), vbucket.high_seqno
-            arrived = self._run.through(number) if shipment is None else shipment.through[0]
+            arrived = self._run.through(number) if shipment is None else shipment.front[0]
             high += top
             through += arrived if arrived < top else top
         return high, through
@@ -53,12 +53,13 @@ class Progress:
     def changes_left(self) -> int:
         """Number of seqnos that have not arrived."""
         high, through = self._totals()
-        return high - through
+        return high - through + self._run.debts.count
 
     @property
     def lag_seconds(self) -> float:
         """Age of the oldest change that has not arrived."""
-        return self._lag.seconds(self._clock.monotonic())
+        now, debts = self._clock.monotonic(), self._run.debts
+        return max(self._lag.seconds(now), now - debts.oldest if debts.count else 0.0)
 
     @property
     def bytes_left(self) -> int:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from uprmc.consume import features
-from uprmc.consume.batch import Batch, Received, deletion_numbers
+from uprmc.consume.batch import Batch, Received, Run, deletion_numbers
 from uprmc.consume.registering import kind_number
 from uprmc.consume.reports import removal
 from uprmc.consume.stream import StreamState
@@ -58,14 +58,16 @@ class Pulled(NamedTuple):
         data: the frames; empty = there was nothing.
         batches: their items, those of a stream in its order.
         ended: streams that have ended.
+        snapshots: the snapshot that each run lies in, as it was announced when the run was read.
     """
 
     data: bytes
     batches: list[Batch]
     ended: list[StreamState]
+    snapshots: dict[Run, SnapshotRange]
 
 
-_NOTHING = Pulled(b"", [], [])
+_NOTHING = Pulled(b"", [], [], {})
 
 
 class Reading:
@@ -172,10 +174,13 @@ class Reading:
             return _NOTHING
         data = b"".join(pieces)
         received = Received(data)
-        ended = self._frames(data, received)
-        return Pulled(data, received.events, ended)
+        snapshots: dict[Run, SnapshotRange] = {}
+        ended = self._frames(data, received, snapshots)
+        return Pulled(data, received.events, ended, snapshots)
 
-    def _frames(self, data: bytes, received: Received) -> list[StreamState]:
+    def _frames(
+        self, data: bytes, received: Received, snapshots: dict[Run, SnapshotRange]
+    ) -> list[StreamState]:
         position, size, ended = 0, len(data), list[StreamState]()
         while position < size:
             head, _, _, _, length, opaque, _ = MERGED_REQUEST_HEADER.unpack_from(data, position)
@@ -184,16 +189,23 @@ class Reading:
                 run = received.run_of(stream)
                 stop = received.current.take(position, size, stream)
                 if stop > position:
+                    snapshots.setdefault(run, _snapshot_of(stream))
                     received.settle(run, stream.low)
                     position = stop
                     continue
-            if stream is not None and self._other(stream, data, position, end, received):
+            if stream is not None and self._other(stream, data, position, end, received, snapshots):
                 ended.append(stream)
             position = end
         return ended
 
     def _other(
-        self, stream: StreamState, data: bytes, position: int, end: int, received: Received
+        self,
+        stream: StreamState,
+        data: bytes,
+        position: int,
+        end: int,
+        received: Received,
+        snapshots: dict[Run, SnapshotRange],
     ) -> bool:
         """Deal with a frame that is no plain mutation; return whether it ends its stream."""
         frame = decode_frame(data[position:end])
@@ -204,6 +216,7 @@ class Reading:
         elif frame.opcode in _GONE:
             seqno = deletion_numbers(frame.extras)[0]
             run = received.run_of(stream)
+            snapshots.setdefault(run, _snapshot_of(stream))
             received.current.append(seqno, frame.key, position, 0)
             received.settle(run, seqno)
         elif frame.opcode == Opcode.UPR_STREAM_END:
@@ -245,6 +258,14 @@ class Reading:
             self._gone = True
             self.streams.clear()
             self._producer.close()
+
+
+def _snapshot_of(stream: StreamState) -> SnapshotRange:
+    """Return the snapshot that a stream is in.
+
+    What is before the marker's first seqno belongs to snapshots that are complete.
+    """
+    return SnapshotRange(max(stream.start - 1, 0), stream.high)
 
 
 def replicated_seqno(hub: Hub, number: int) -> int:

@@ -87,7 +87,13 @@ class Resuming:
             return
         through = NOWHERE if record is None else position_of(record)
         shipment = self._run.shipments[number] = Shipment(
-            vbucket, target.place, began[0], (held.uuid, held.seqno), through, self._run.moved
+            vbucket,
+            target.place,
+            began[0],
+            (held.uuid, held.seqno),
+            through,
+            self._run.moved,
+            self._run.debts,
         )
         self._run.moved[number] = None
         shipment.tells_origins = Feature.ORIGINS in target.granted

@@ -16,7 +16,7 @@ from uprmc.xdcr.checkpoint_store import CheckpointStore
 from uprmc.xdcr.counters import Counters, Errors
 from uprmc.xdcr.outbound import Outbound
 from uprmc.xdcr.reading import Reading
-from uprmc.xdcr.shipment import Shipment, position_of
+from uprmc.xdcr.shipment import Debts, Shipment, position_of
 from uprmc.xdcr.slices import Slices
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.world import World
@@ -40,6 +40,7 @@ class Run:
         two_way: whether what arrives at the target may come back, as far as is known. The rows of
             such a link do not expire by time.
         stopped: vBuckets that are not sent before they are reconciled.
+        debts: what the target refuses of all vBuckets.
         moved: vBuckets for which checkpoints of others may have become due, the oldest first.
     """
 
@@ -58,6 +59,8 @@ class Run:
         self.two_way = True
         self.stopped: set[int] = set()
         self.moved: dict[int, None] = {}
+        limits = world.hub.bucket.settings.xdcr
+        self.debts = Debts(limits.refused_items, limits.refused_bytes)
 
     @property
     def hub(self) -> Hub:
@@ -136,7 +139,7 @@ class Run:
         created = int(self.hub.bucket.clock.now())
         for shipment in list(shipments):
             number = shipment.vbucket.id
-            shipment.dead = True
+            shipment.end()
             if self.shipments.get(number) is shipment:
                 del self.shipments[number]
             if remember and shipment.through.seqno:

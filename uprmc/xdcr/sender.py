@@ -10,14 +10,16 @@ Source: systems reference b.2, steps 3 to 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from uprmc.consume.retry import Backoff
 from uprmc.errors import InvalidArguments
 from uprmc.model import ConflictRule
-from uprmc.protocol.opcodes import HEADER_BYTES, Feature, Opcode, Status, status_text
-from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins
+from uprmc.protocol.opcodes import Feature, Opcode, Status, status_text
+from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins, key_of, with_opaque
 from uprmc.xdcr.run import Run
-from uprmc.xdcr.shipment import Shipment
+from uprmc.xdcr.settings import SKIP
+from uprmc.xdcr.shipment import NOWHERE, Debt, Shipment, shown
 from uprmc.xdcr.shipping import Part, Rules, ship
 from uprmc.xdcr.target import Target
 from uprmc.xdcr.windows import Item, Window
@@ -27,6 +29,9 @@ FILL_S = 0.001
 
 #: Bytes that are read at a time.
 _PULL_BYTES = 64 * 1024
+
+#: What the target refuses is tried again after a pause of this length, which doubles.
+_AGAIN_MIN_S = 0.25
 
 _ACCESS = frozenset({Status.AUTH_ERROR, Status.ACCESS_DENIED})
 _UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
@@ -58,6 +63,8 @@ class Sender:
         self._bucket = run.hub.bucket
         self._clock = run.hub.bucket.clock
         self._paid_until = 0.0
+        self._again = Backoff(_AGAIN_MIN_S, run.hub.bucket.settings.xdcr.redial_max_s)
+        self._due: set[str] = set()
 
     def apply_settings(self) -> None:
         """Take over the settings of the link, which may have changed."""
@@ -72,6 +79,9 @@ class Sender:
         rules.deletions = not settings.filter_deletions
         rules.expirations = not settings.filter_expirations
         self._run.outbound.ship = settings.ship
+        if settings.on_refused == SKIP:
+            for number, key, _ in list(self._run.debts):
+                self._run.shipments[number].paid(key)
 
     def fill(self, target: Target, out: list[bytes], budget: int) -> int:
         """See `ItemSource`."""
@@ -81,6 +91,9 @@ class Sender:
         sent, windows = 0, target.windows
         outbound, place, monotonic = self._run.outbound, target.place, self._clock.monotonic
         until, late, most = monotonic() + FILL_S, False, self.rules.most_items
+        if place in self._due:
+            self._due.discard(place)
+            sent += self._try_again(target, out)
         while sent < budget and windows.has_room and not late:
             if outbound.has(place):
                 sent += self._ship(target, *outbound.take(place, most), out)
@@ -114,14 +127,21 @@ class Sender:
     def _pull(self, budget: int) -> bool:
         """Read items into the queues of their nodes; return whether there were any."""
         assert self._run.reading is not None
-        if self._run.outbound.is_full:
+        if self._run.outbound.is_full or self._run.debts.is_full:
             return False
         pulled = self._run.reading.pull(min(budget, _PULL_BYTES))
         for batch in pulled.batches:
             for run in batch.runs:
                 shipment = self._run.shipments.get(run.stream.vbucket)
                 if shipment is not None and shipment.stream is run.stream:
-                    part = Part(pulled.data, batch, run.first, run.last, run.done)
+                    part = Part(
+                        pulled.data,
+                        batch,
+                        run.first,
+                        run.last,
+                        run.done,
+                        pulled.snapshots.get(run, NOWHERE.snapshot),
+                    )
                     self._run.outbound.add(shipment, part)
         for stream in pulled.ended:
             shipment = self._run.shipments.get(stream.vbucket)
@@ -133,6 +153,71 @@ class Sender:
         if shipment.dead:
             return 0
         return ship(self.rules, self._run.counters, target.windows, out, shipment, part)
+
+    # --- what the target refuses ----------------------------------------------------------------
+
+    def tick(self, now: float, targets: Iterable[Target]) -> None:
+        """Have what was refused tried again when it is time."""
+        if self._run.debts.count and self._again.at <= now:
+            self._again.failed(now)
+            for target in targets:
+                self._due.add(target.place)
+                target.wake()
+
+    def try_again_soon(self) -> None:
+        """Try again at once what was refused: somebody says that it may work now."""
+        self._again.good()
+        self._again.at = 0.0
+
+    def _try_again(self, target: Target, out: list[bytes]) -> int:
+        """Send what a node has refused once more, in batches of its own; return the bytes."""
+        windows, sent = target.windows, target.windows.close(out)
+        shipments, rules = self._run.shipments, self.rules
+        for number, _, debt in self._run.debts:
+            if shipments[number].place != target.place or debt.trial is not None:
+                continue
+            window = debt.trial = windows.current
+            window.is_trial = True
+            frame = with_opaque(debt.frame, windows.opaque)
+            windows.add(window, frame)
+            out.append(frame)
+            sent += len(frame)
+            if len(window.frames) >= rules.batch_items or window.bytes >= rules.batch_bytes:
+                sent += windows.close(out)
+        self._run.counters.data_bytes += sent
+        return sent + windows.close(out)
+
+    def _owe(self, target: Target, item: Item, number: int, status: int) -> None:
+        """Take note of a refusal for good: the vBucket does not arrive beyond it."""
+        window, frame = item[0], target.windows.frame(item)
+        shipment, key, why = self._run.shipments.get(number), key_of(frame), status_text(status)
+        if shipment is None or shipment.place != target.place:
+            return  # it begins again further back
+        owed = shipment.debts.get(key)
+        if window.is_trial:
+            if owed is not None and owed.trial is window:
+                owed.trial, owed.why = None, why
+            return
+        now = self._clock.monotonic()
+        if not self._run.debts.count:
+            self._again.good()
+            self._again.failed(now)
+        shipment.owe(key, Debt(frame, why, now, window))
+        self._given_up(frame, why)
+
+    def _given_up(self, frame: bytes, why: str) -> None:
+        self._run.counters.docs_refused += 1
+        self._run.trouble(f"{shown(key_of(frame))}: the target refuses it: {why}")
+
+    def _tried(self, window: Window) -> None:
+        """What was tried again and not refused again is a debt no more."""
+        debts = self._run.debts
+        done = [(number, key) for number, key, debt in debts if debt.trial is window]
+        for number, key in done:
+            self._run.shipments[number].paid(key)
+        if done:
+            self._again.good()
+            self._again.failed(self._clock.monotonic())
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -174,16 +259,14 @@ class Sender:
         elif status in _UNKNOWN:
             self._stop(f"{target.place} does not know {Opcode(frame[1]).name}: it is no target")
         elif not (status == Status.KEY_NOT_FOUND and frame[1] == Opcode.DELQ_WITH_META):
-            self._run.counters.docs_refused += 1
-            self._run.trouble(f"{_key_of(frame)}: the target refuses it: {status_text(status)}")
+            if status == Status.TOO_LARGE or self._run.spec.settings.on_refused == SKIP:
+                self._given_up(frame, status_text(status))
+            else:
+                self._owe(target, item, number, status)
 
     def settled(self, window: Window) -> None:
         """See `ItemSource`."""
         self._run.counters.docs_written += window.written
         self._run.counters.deletions_written += window.deleted
-
-
-def _key_of(frame: bytes) -> str:
-    start = HEADER_BYTES + frame[4]
-    key = frame[start : start + int.from_bytes(frame[2:4], "big")]
-    return f"key {key[:80].decode('utf-8', 'backslashreplace')!r}"
+        if window.is_trial:
+            self._tried(window)

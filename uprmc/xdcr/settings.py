@@ -17,6 +17,7 @@ MIB = 1024 * KIB
 
 ACCEPTED, PERSISTED, REPLICATED = "accepted", "persisted", "replicated"
 REPORT, STOP = "report", "stop"
+RETRY, SKIP = "retry", "skip"
 
 
 def _setting(default: Any, read: Callable[[str], Any], doc: str, low: float, high: float) -> Any:
@@ -69,6 +70,13 @@ class LinkSettings:
         "If changes that were sent are lost at the source: report them and go on, or stop.",
         REPORT,
         STOP,
+    )
+    on_refused: str = _choice(
+        RETRY,
+        "If the target refuses a document that is not too large for it: try again until it is "
+        "accepted or replaced, and write no checkpoint beyond it, or skip it.",
+        RETRY,
+        SKIP,
     )
 
     def changed(self, changes: Mapping[str, object]) -> Self:

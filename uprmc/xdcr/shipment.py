@@ -3,11 +3,17 @@
 Sequence numbers have gaps, and batches are settled out of order when some of their items have to be
 sent again. So positions are kept in the order of the stream, each with its batch: the vBucket has
 arrived up to a position when that batch and all earlier ones are settled.
+
+What the target refuses for good is a *debt*: it is tried again from time to time, later items go on
+meanwhile, and the vBucket has not arrived beyond it. A debt ends when the target accepts the
+version, or when a newer version of the key, or its deletion, is read: then that one is to arrive.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from uprmc.consume.stream import StreamState
@@ -41,6 +47,77 @@ class Position(NamedTuple):
 NOWHERE = Position(0, SnapshotRange(0, 0))
 
 
+def position_in(snapshot: SnapshotRange, seqno: int) -> Position:
+    """Return the position of an item, given the snapshot that was announced when it was read."""
+    return Position(seqno, SnapshotRange(min(seqno, snapshot.start), snapshot.end))
+
+
+@dataclass(slots=True, eq=False)
+class Debt:
+    """A version that the target refuses."""
+
+    frame: bytes  # the request
+    why: str
+    since: float  # monotonic time of the first refusal
+    window: Window  # the batch that it was in first
+    trial: Window | None = None  # the batch in which it is tried again
+
+
+class Debts:
+    """The debts of all vBuckets of one link."""
+
+    def __init__(self, items_max: int, bytes_max: int) -> None:
+        self.by_vbucket: dict[int, dict[bytes, Debt]] = {}
+        self.count = self.bytes = 0
+        self._items_max, self._bytes_max = items_max, bytes_max
+
+    def __iter__(self) -> Iterator[tuple[int, bytes, Debt]]:
+        for number, owed in self.by_vbucket.items():
+            for key, debt in owed.items():
+                yield number, key, debt
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more is to be read before some of them are settled."""
+        return self.count >= self._items_max or self.bytes >= self._bytes_max
+
+    @property
+    def oldest(self) -> float:
+        """Since when there has been one; call it only if there is."""
+        return min(debt.since for _, _, debt in self)
+
+    @property
+    def why(self) -> str:
+        """What people are told; empty = there is none."""
+        if not self.count:
+            return ""
+        number, key, debt = next(iter(self))
+        one = f"{shown(key)} of vBucket {number}: the target refuses it: {debt.why}"
+        return one if self.count == 1 else f"{self.count} documents are refused, e. g. {one}"
+
+    def add(self, owed: dict[bytes, Debt], number: int, key: bytes, debt: Debt) -> None:
+        """Add one of a vBucket."""
+        self.remove(number, key, owed)
+        self.by_vbucket[number] = owed
+        owed[key] = debt
+        self.count += 1
+        self.bytes += len(debt.frame)
+
+    def remove(self, number: int, key: bytes, owed: dict[bytes, Debt]) -> None:
+        """Remove one, if it is there."""
+        debt = owed.pop(key, None)
+        if debt is not None:
+            self.count -= 1
+            self.bytes -= len(debt.frame)
+            if not owed:
+                self.by_vbucket.pop(number, None)
+
+
+def shown(key: bytes) -> str:
+    """Return a key as messages name it."""
+    return f"key {key[:80].decode('utf-8', 'backslashreplace')!r}"
+
+
 class Shipment:
     """One vBucket of a link on its way.
 
@@ -51,6 +128,8 @@ class Shipment:
         target_uuid: the target's newest history when it began; 0 = it tells none.
         target_seqno: the target's high seqno as of the last checkpoint.
         through: everything up to here has arrived.
+        front: and up to here everything but the debts.
+        debts: what the target refuses, by key.
         theirs: histories of the target, each with its last seqno: what was first accepted there
             is not sent back.
         tells_origins, tells_expirations: whether the target knows these.
@@ -65,12 +144,16 @@ class Shipment:
     """
 
     __slots__ = (
+        "_all_debts",
         "_echo",
         "_echoes",
+        "_held",
         "_under_way",
         "arrived",
         "clean",
         "dead",
+        "debts",
+        "front",
         "moved",
         "place",
         "purged",
@@ -94,13 +177,17 @@ class Shipment:
         target: tuple[int, int],
         through: Position,
         moved: dict[int, None],
+        debts: Debts,
     ) -> None:
         self.vbucket = vbucket
         self.moved = moved
         self.place = place
         self.stream = stream
         self.target_uuid, self.target_seqno = target
-        self.through = through
+        self.through = self.front = through
+        self.debts: dict[bytes, Debt] = {}
+        self._all_debts = debts
+        self._held: deque[tuple[set[bytes], Position]] = deque()  # positions behind debts
         self.theirs: dict[int, int] = {}
         self.tells_origins = self.tells_expirations = False
         self.clean: bool | None = None
@@ -111,21 +198,8 @@ class Shipment:
         self._echo = SEQNO_MAX
         self._echoes: list[tuple[int, int]] = []
 
-    def sent(self, window: Window, seqno: int, done: int | None) -> None:
-        """Take note that items up to a seqno are in a batch.
-
-        Args:
-            window: the batch.
-            seqno: of the last item.
-            done: the end of the snapshot, if all of it was read.
-        """
-        if done is None:
-            # What is before the marker's first seqno belongs to snapshots that are complete.
-            position = Position(
-                seqno, SnapshotRange(min(seqno, max(self.stream.start - 1, 0)), self.stream.high)
-            )
-        else:
-            position = Position(done, SnapshotRange(done, done))
+    def sent(self, window: Window, position: Position) -> None:
+        """Take note that everything up to a position is in a batch, or in earlier ones."""
         under_way, echo = self._under_way, self._echo
         self._echo = SEQNO_MAX
         if under_way and under_way[-1][0] is window:
@@ -135,12 +209,42 @@ class Shipment:
             window.arrivals.append(self._arrived)
 
     def _arrived(self, _: Window) -> None:
-        under_way = self._under_way
+        under_way, held = self._under_way, self._held
         while under_way and not under_way[0][0].open:
-            _, self.through, echo = under_way.popleft()
+            window, self.front, echo = under_way.popleft()
             if echo != SEQNO_MAX:
-                self.note_echo(self.through.seqno, echo)
+                self.note_echo(self.front.seqno, echo)
+            owed = {key for key, debt in self.debts.items() if debt.window is window}
+            if owed:
+                held.append((owed, self.front))
+            elif held:
+                held[-1] = (held[-1][0], self.front)
+            else:
+                self.through = self.front
         self.moved[self.vbucket.id] = None
+
+    # --- what is refused ------------------------------------------------------------------------
+
+    def owe(self, key: bytes, debt: Debt) -> None:
+        """Take note that the target refuses a version in a batch that is not settled yet."""
+        self._all_debts.add(self.debts, self.vbucket.id, key, debt)
+
+    def paid(self, key: bytes) -> None:
+        """A debt is none any more: the version is accepted, replaced, or given up."""
+        self._all_debts.remove(self.vbucket.id, key, self.debts)
+        held = self._held
+        for owed, _ in held:
+            owed.discard(key)
+        if held and not held[0][0]:
+            while held and not held[0][0]:
+                _, self.through = held.popleft()
+            self.moved[self.vbucket.id] = None
+
+    def end(self) -> None:
+        """Nothing of it counts any more: the stream begins again, perhaps further back."""
+        self.dead = True
+        for key in list(self.debts):
+            self._all_debts.remove(self.vbucket.id, key, self.debts)
 
     # --- deletions that come from the target ----------------------------------------------------
 

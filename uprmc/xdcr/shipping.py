@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from uprmc.consume.batch import Batch, deletion_numbers
+from uprmc.model import SnapshotRange
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
 from uprmc.protocol.origins import ORIGIN_META, ORIGIN_META_BYTES, ORIGIN_META_ID
 from uprmc.protocol.upr import MUTATION_FRAME
 from uprmc.xdcr.counters import Counters
 from uprmc.xdcr.frames import delete_frame, look_up_frame, set_frame
-from uprmc.xdcr.shipment import Shipment
+from uprmc.xdcr.shipment import Position, Shipment, position_in
 from uprmc.xdcr.spec import Pattern
 from uprmc.xdcr.windows import Windows
 
@@ -43,6 +44,8 @@ class Part(NamedTuple):
         batch: has the items, from `first` to below `last`.
         first, last: indices in the batch, from `first` to below `last`.
         done: the end of the snapshot, if these are its last items.
+        snapshot: the snapshot that they lie in, as it was announced when they were read. The stream
+            may be in a later one by the time they are sent.
     """
 
     data: bytes
@@ -50,6 +53,7 @@ class Part(NamedTuple):
     first: int
     last: int
     done: int | None
+    snapshot: SnapshotRange
 
     @property
     def size(self) -> int:
@@ -69,13 +73,16 @@ class Part(NamedTuple):
 
     def cut(self, seqno: int) -> tuple[Part | None, Part | None]:
         """Return the items up to a seqno, and those above it."""
-        data, batch, first, last, done = self
+        data, batch, first, last, done, snapshot = self
         middle = bisect_right(batch.seqnos, seqno, first, last)
         if middle == last and (done is None or done <= seqno):
             return self, None
         if middle == first:
             return None, self
-        return Part(data, batch, first, middle, None), Part(data, batch, middle, last, done)
+        return (
+            Part(data, batch, first, middle, None, snapshot),
+            Part(data, batch, middle, last, done, snapshot),
+        )
 
 
 #: Steps of a filter, for each key of a part, that fit between two looks at the clock: a key has 250
@@ -125,15 +132,18 @@ def ship(
         shipment: whose items they are.
         part: the items.
     """
-    data, batch, first, last, done = part
+    data, batch, first, last, done, snapshot = part
     vbucket, theirs, arrived = shipment.vbucket.id, shipment.theirs, shipment.arrived
     history_of = shipment.stream.history_of
     keys, positions, ends = batch.keys, batch.positions, batch.ends
     pattern, limit, most_bytes = rules.pattern, rules.batch_items, rules.batch_bytes
+    owed = shipment.debts
     sent = 0
     window = windows.current
     for index in range(first, last):
         key, position, end = keys[index], positions[index], ends[index]
+        if owed and key in owed:
+            shipment.paid(key)  # it is replaced: only this version matters
         if pattern is not None and pattern.search(key) is None:
             counters.docs_filtered += 1
             continue
@@ -175,7 +185,7 @@ def ship(
             frame = delete_frame(vbucket, windows.opaque, key, (rev, cas), told, expired=tells)
         if len(window.frames) >= limit or window.bytes + len(frame) > most_bytes:
             if index > first:
-                shipment.sent(window, batch.seqnos[index - 1], None)
+                shipment.sent(window, position_in(snapshot, batch.seqnos[index - 1]))
             sent += windows.close(out)
             window = windows.current
         if looked_up:
@@ -188,7 +198,9 @@ def ship(
             out.append(frame)
             sent += len(frame)
         windows.add(window, frame, looked_up=looked_up)
-    if last > first or done is not None:
-        shipment.sent(window, batch.seqnos[last - 1] if last > first else 0, done)
+    if done is not None:
+        shipment.sent(window, Position(done, SnapshotRange(done, done)))
+    elif last > first:
+        shipment.sent(window, position_in(snapshot, batch.seqnos[last - 1]))
     counters.data_bytes += sent
     return sent

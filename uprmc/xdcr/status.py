@@ -6,10 +6,15 @@ Numbers that can exceed 2^53 are texts, as everywhere in the contract.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.link import Link
+from uprmc.xdcr.shipment import shown
+
+#: Documents that the target refuses, in one answer.
+SHOWN_REFUSED = 20
 
 
 def line_of(link: Link) -> dict[str, Any]:
@@ -20,6 +25,7 @@ def line_of(link: Link) -> dict[str, Any]:
         "id": spec.id,
         "to": spec.to,
         "state": link.state,
+        "connected": len(link.targets),
         "changes_left": link.progress.changes_left,
         "lag_s": round(link.progress.lag_seconds, 3),
         "rate": link.progress.rate,
@@ -40,6 +46,10 @@ def status_of(link: Link, numbers: Iterable[int]) -> dict[str, Any]:
         "target_features": link.features,
         "nodes": link.nodes_shown(),
         "last_errors": link.errors.shown(),
+        "refused": [
+            {"vbucket": number, "key": shown(key), "reason": debt.why}
+            for number, key, debt in islice(link.refused, SHOWN_REFUSED)
+        ],
         "needs_reconcile": link.needs_reconcile,
         "branches": list(link.branches),
         "vbuckets": [_vbucket(link, number) for number in numbers if number in sent],

@@ -46,9 +46,11 @@ class Window:
         arrivals: called when it is settled.
         written, deleted: items that were stored.
         closed: no more items are added.
+        is_trial: it has what was refused before, and nothing else.
     """
 
-    __slots__ = ("arrivals", "bytes", "closed", "deleted", "first", "frames", "open", "written")
+    __slots__ = ("arrivals", "bytes", "closed", "deleted", "first", "frames", "is_trial", "open",
+                 "written")  # fmt: skip
 
     def __init__(self, first: int) -> None:
         self.first = first
@@ -56,7 +58,7 @@ class Window:
         self.open = 1
         self.bytes = self.written = self.deleted = 0
         self.arrivals: list[Callable[[Window], None]] = []
-        self.closed = False
+        self.closed = self.is_trial = False
 
 
 class Windows:
@@ -156,7 +158,7 @@ class Windows:
         left = [
             item for item in found if self._grouped.get(item) == group and item not in self._again
         ]
-        if len(left) == len(found):
+        if left:  # there is progress, even if others were refused once more
             self._backoff.good()
         for item in left:
             del self._grouped[item]
