@@ -137,6 +137,11 @@ def test_a_format_of_the_future_is_named(tmp_path: Path) -> None:
         manifest_of(vb={5: replace(PART, purge_seqno=-1)}),
         manifest_of(files=(replace(FILE, path="../other"),)),
         manifest_of(files=(replace(FILE, path="/etc/passwd"),)),
+        manifest_of(vbuckets=5),
+        manifest_of(vbuckets=65_537),
+        manifest_of(vb={}, files=()),
+        manifest_of(options={"groups": 65}),
+        manifest_of(options={}),
     ],
 )
 def test_a_manifest_that_contradicts_itself_is_damaged(tmp_path: Path, manifest: Manifest) -> None:

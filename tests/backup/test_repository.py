@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,12 @@ from interop.server_process import ServerProcess
 from tests.bulk.here import contents, numbered
 from tests.bulk.world import HERE, access_to, start, store
 from uprmc.backup.backups import backup
+from uprmc.backup.checking import check_increments
+from uprmc.backup.manifest import _digest_of
 from uprmc.backup.repository import RUN_FILE, Repository
 from uprmc.backup.restoring import restore
+from uprmc.backup.verifying import verify
+from uprmc.cli.main import run
 from uprmc.columnar.errors import (
     BackupBusy,
     BackupDamaged,
@@ -21,6 +27,8 @@ from uprmc.columnar.errors import (
     BackupIncomplete,
     SparkError,
 )
+from uprmc.jobs.progress import unseen
+from uprmc.spark.offsets import starting_at
 
 FULL, FIRST, SECOND = "chain-0001/0000-full", "chain-0001/0001-incr", "chain-0001/0002-incr"
 
@@ -233,3 +241,176 @@ def test_a_directory_has_one_writer(tmp_path: Path) -> None:
         pass
     with second.locked():
         pass
+
+
+# --- manifests that were changed and sealed again -------------------------------------------------
+
+
+Plain = dict[str, Any]
+
+
+def a_vbucket_with_rows(plain: Plain) -> Plain:
+    found: Plain = next(part for _, part in sorted(plain["vb"].items()) if part["rows"])
+    return found
+
+
+def without_a_vbucket(plain: Plain) -> None:
+    number, part = next(each for each in sorted(plain["vb"].items()) if each[1]["rows"])
+    del plain["vb"][number]
+    plain["files"][0]["rows"] -= part["rows"]
+
+
+def without_a_file(plain: Plain) -> None:
+    gone = plain["files"].pop()
+    for number, part in plain["vb"].items():
+        if int(number) * 2 // 4 == gone["group"]:
+            part |= {"rows": 0, "deletes": 0, "digest": f"0:{0:016x}"}
+
+
+def fewer_rows(plain: Plain) -> None:
+    part = a_vbucket_with_rows(plain)
+    part |= {"rows": part["rows"] - 1, "digest": f"{part['rows'] - 1}:{0:016x}"}
+    plain["files"][0]["rows"] -= 1
+
+
+def ends_earlier(plain: Plain) -> None:
+    part = a_vbucket_with_rows(plain)
+    part["end"] = part["start"] + 1
+
+
+def begins_later(plain: Plain) -> None:
+    part = a_vbucket_with_rows(plain)
+    part["start"] = part["end"]
+
+
+def reset(plain: Plain) -> None:
+    a_vbucket_with_rows(plain)["reset"] = True
+
+
+def cut(plain: Plain) -> None:
+    part = a_vbucket_with_rows(plain)
+    part["cut"] = part["start"] = 1
+
+
+def other_groups(plain: Plain) -> None:
+    plain["options"]["groups"] = 4
+
+
+def other_group(plain: Plain) -> None:
+    plain["files"][0]["group"], plain["files"][1]["group"] = 1, 0
+
+
+def more_deletions(plain: Plain) -> None:
+    a_vbucket_with_rows(plain)["deletes"] += 1
+
+
+def twice_the_same_file(plain: Plain) -> None:
+    plain["files"][1] = plain["files"][0]
+
+
+def no_groups(plain: Plain) -> None:
+    plain["options"]["groups"] = 0
+
+
+def a_vbucket_too_many(plain: Plain) -> None:
+    plain["vb"]["70000"] = plain["vb"]["0"] | {"rows": 0, "digest": f"0:{0:016x}", "deletes": 0}
+
+
+CHANGES: list[Callable[[Plain], None]] = [
+    *(without_a_vbucket, without_a_file, fewer_rows, ends_earlier, begins_later, reset, cut),
+    *(other_groups, other_group, more_deletions, twice_the_same_file, no_groups),
+    a_vbucket_too_many,
+]
+
+
+def seal_again(directory: Path, name: str, change: Callable[[Plain], None]) -> None:
+    """Change a manifest, and make digests right, its own and those of the increments behind it."""
+    digest = None
+    for each in (FULL, FIRST, SECOND):
+        file = directory / each / "manifest.json"
+        plain = json.loads(file.read_text())
+        if each == name:
+            change(plain)
+            for total in ("rows", "deletes", "bytes"):
+                plain["totals"][total] = sum(part[total] for part in plain["vb"].values())
+            plain["totals"]["file_bytes"] = sum(each["bytes"] for each in plain["files"])
+        if digest is not None:
+            plain["parent_digest"] = digest
+        digest = plain["digest"] = _digest_of(plain)
+        file.write_text(json.dumps(plain))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("increment", [FULL, FIRST, SECOND])
+def test_a_manifest_that_was_sealed_again_is_no_reason_to_leave_rows_out(
+    directory: Path,
+    node: ServerProcess,
+    empty: ServerProcess,
+    capsys: pytest.CaptureFixture[str],
+    increment: str,
+    change: Callable[[Plain], None],
+) -> None:
+    seal_again(directory, increment, change)
+    assert_refused(directory, empty, BackupDamaged, "chain-0001/000")
+    with pytest.raises(BackupDamaged, match="chain-0001/000"):
+        verify(access_to(node), directory, engine=HERE)
+    with pytest.raises(BackupDamaged, match="chain-0001/000"):
+        backup(access_to(node), directory, engine=HERE)
+    assert run(["backup", "list", str(directory), "--parallelism", "1"]) == 1
+    assert "damaged" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("increment", [FULL, FIRST, SECOND])
+def test_whoever_reads_a_backup_looks_at_its_files(
+    directory: Path,
+    node: ServerProcess,
+    empty: ServerProcess,
+    capsys: pytest.CaptureFixture[str],
+    increment: str,
+) -> None:
+    file = files_of(directory, increment)[0]
+    found = bytearray(file.read_bytes())
+    found[len(found) // 2] ^= 1
+    file.write_bytes(found)
+    assert_refused(directory, empty, BackupDamaged, "SHA-256")
+    for sides in ((access_to(node), directory), (directory, access_to(node))):
+        with pytest.raises(BackupDamaged, match="SHA-256"):
+            verify(*sides, engine=HERE)
+    for dry_run in (True, False):
+        with pytest.raises(BackupDamaged, match="SHA-256"):
+            backup(access_to(node), directory, engine=HERE, dry_run=dry_run)
+    assert run(["backup", "list", str(directory), "--parallelism", "1"]) == 1
+    out, err = capsys.readouterr()
+    assert "SHA-256 differs" in out
+    assert err == "uprmc: UPRMC_BACKUP_DAMAGED chain-0001 cannot be restored\n"
+    assert run(["backup", "list", str(directory), "--parallelism", "1", "--no-check"]) == 0
+    assert "not read" in capsys.readouterr().out
+    assert backup(access_to(node), directory, engine=HERE, check=False).number == 3
+
+
+def test_a_stream_does_not_begin_where_a_changed_manifest_says(directory: Path) -> None:
+    seal_again(directory, SECOND, cut)
+    with pytest.raises(BackupDamaged, match="by its failover log"):
+        starting_at(str(directory / SECOND), 4)
+
+
+def test_a_directory_is_listed_with_what_was_never_finished(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (directory / SECOND / "manifest.json").rename(directory / SECOND / RUN_FILE)
+    assert run(["backup", "list", str(directory), "--parallelism", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["number"] for each in found["increments"]] == [0, 1]
+    assert [Path(each).name for each in found["unfinished"]] == ["0002-incr"]
+    assert run(["backup", "list", str(directory / FULL), "--parallelism", "1"]) == 1
+    assert "UPRMC_BACKUP_FOREIGN" in capsys.readouterr().err
+
+
+def test_what_an_attempt_left_too_late_is_no_damage_and_rows_of_others_are(
+    directory: Path, made: Path, empty: ServerProcess
+) -> None:
+    late = directory / FULL / "data" / "vbg=0000" / "part-late.parquet"
+    shutil.copy(files_of(directory, FULL)[0], late)
+    check_increments(Repository(directory).chain().increments, HERE, unseen)
+    shutil.copy(files_of(directory, FIRST)[0], late)
+    assert_refused(directory, empty, BackupDamaged, "does not name .*part-late")

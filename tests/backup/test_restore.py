@@ -25,6 +25,7 @@ from tests.bulk.world import (
 from uprmc.backup import restoring
 from uprmc.backup.backups import backup
 from uprmc.backup.restoring import RestoreReport, restore
+from uprmc.cli.main import run
 from uprmc.client.kv import KvClient, Meta
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadFile, BadOption, SparkError
@@ -119,9 +120,13 @@ def test_newer_versions_of_the_target_win(made: Path, target: ServerProcess) -> 
     assert report.complete, "the target has nothing that is older than the backup's"
     assert report.check is not None
     assert (report.check.differ, report.check.only_b, report.check.behind) == (1, 1, 0)
+    assert report.superseded == 1
+    assert "--force" in report.summary()
 
 
-def test_with_force_the_backup_wins(made: Path, target: ServerProcess) -> None:
+def test_with_force_the_backup_wins_by_a_version_that_wins_everywhere(
+    made: Path, source: ServerProcess, target: ServerProcess
+) -> None:
     newer_and_older(target)
     report = again(made, target, force=True)
     found = contents(target)
@@ -130,7 +135,73 @@ def test_with_force_the_backup_wins(made: Path, target: ServerProcess) -> None:
         b"value-51",
         b"stays",
     )
-    assert report.written.conflicts == 0
+    assert (report.written.applied, report.written.conflicts, report.overwritten) == (200, 0, 1)
+    assert (report.complete, report.superseded) == (True, 0)
+    assert documents(target)[b"key-50"].rev > 9, "or it would lose in every other cluster"
+    assert documents(target)[b"key-51"].rev == documents(source)[b"key-51"].rev
+    once_more = again(made, target, force=True)
+    assert (once_more.written.applied, once_more.overwritten) == (0, 0)
+    assert again(made, target).superseded == 0, "the same contents are no difference"
+
+
+def accident(target: ServerProcess) -> None:
+    """Of what was backed up, two documents are deleted, three overwritten, one comes back."""
+    with KvClient(str(target.upr)) as kv:
+        kv.delete_many([b"key-1", b"key-2"])
+        kv.set_many(dict.fromkeys([b"key-3", b"key-4", b"key-50", b"key-105"], b"oops"))
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_dry_run_after_an_accident_tells_what_the_run_then_does(
+    made: Path, source: ServerProcess, target: ServerProcess, force: bool
+) -> None:
+    again(made, target)
+    accident(target)
+    with KvClient(str(target.upr)) as kv:
+        kv.set_with_meta(b"key-60", b"older", Meta(0, 0, 0, 1), force=True)
+    before = states(target)
+    told = again(made, target, force=force, dry_run=True)
+    assert states(target) == before
+    done = again(made, target, force=force)
+    for report in (told, done):
+        assert report.written.balanced
+        assert report.written.rows == 200
+    assert told.written.applied == done.written.applied == (7 if force else 1)
+    assert told.overwritten == done.overwritten == (6 if force else 0)
+    assert told.superseded == done.superseded == (0 if force else 5)
+    assert done.check is not None
+    assert (done.check.deleted, done.check.revived) == ((0, 0) if force else (2, 1))
+    assert (contents(target) == contents(source)) is force
+
+
+def test_a_restore_after_an_accident_names_its_remedy_and_ends_with_1(
+    made: Path, target: ServerProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again(made, target)
+    accident(target)
+    how = ("--node", str(target.upr), "--parallelism", "1")
+    for dry in ((), ("--dry-run",)):
+        assert run(["restore", str(made), *how, *dry]) == 1
+        out, err = capsys.readouterr()
+        assert "5 documents of the backup are newer at the nodes (3 changed and 2 deleted" in out
+        assert err.startswith("uprmc: UPRMC_DIFFERENT the nodes ")
+        assert err.endswith("--force has the backup win\n")
+    assert run(["restore", str(made), *how, "--force"]) == 0
+    assert run(["restore", str(made), *how]) == 0
+
+
+def test_vbuckets_that_the_backup_does_not_have_are_refused(
+    made: Path, target: ServerProcess
+) -> None:
+    for none in ([], [2, 99]):
+        with pytest.raises(BadOption, match="is not in"):
+            again(made, target, vbuckets=none)
+
+
+def test_a_prefix_that_no_key_has_is_said(made: Path, target: ServerProcess) -> None:
+    assert (
+        "no key of the backup begins with 'kye'" in again(made, target, key_prefix="kye").summary()
+    )
 
 
 def test_what_is_missing_afterwards_is_told(
@@ -162,7 +233,8 @@ def test_upsert_makes_new_versions(
 def test_a_dry_run_counts_and_writes_nothing(made: Path, target: ServerProcess) -> None:
     report = again(made, target, dry_run=True)
     assert (report.written.rows, report.written.applied, report.written.dry_run) == (200, 200, True)
-    assert report.check is None
+    assert report.check is not None
+    assert report.check.only_a == 180
     assert states(target) == {}
 
 
@@ -221,6 +293,29 @@ def test_a_restore_that_was_interrupted_goes_on(
     assert (report.written.rows, report.written.applied) == (200, 200)
     assert states(target) == states(source)
     assert not state.exists(), "the target may be emptied and filled again"
+
+
+@pytest.mark.parametrize("step", ["raise_floors", "verify"])
+def test_the_journal_stays_until_the_target_was_compared(
+    made: Path,
+    source: ServerProcess,
+    target: ServerProcess,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    def killed(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    state = tmp_path / "state.json"
+    with monkeypatch.context() as patch:
+        patch.setattr(restoring, step, killed)
+        with pytest.raises(Killed):
+            again(made, target, state=state)
+    assert state.exists()
+    report = again(made, target, state=state)
+    assert (report.groups, report.resumed, report.complete) == (4, 4, True)
+    assert not state.exists()
 
 
 def test_a_state_of_other_work_is_refused(

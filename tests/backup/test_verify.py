@@ -310,3 +310,12 @@ def test_an_unknown_field_is_named(made: Path) -> None:
 def test_what_is_no_backup_is_told(copies: list[ServerProcess], tmp_path: Path) -> None:
     with pytest.raises(BackupForeign, match="is no backup"):
         compared(copies[0], tmp_path)
+
+
+def test_backups_without_a_common_vbucket_are_not_the_same(
+    copies: list[ServerProcess], tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        backup(access_to(copies[0]), tmp_path / str(number), vbuckets=[number], engine=HERE)
+    with pytest.raises(BadOption, match="no vBucket in common"):
+        verify(tmp_path / "1", tmp_path / "2", engine=HERE)

@@ -16,8 +16,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from uprmc.backup.checking import check_increments
 from uprmc.backup.group_reading import GroupDone, read_group
 from uprmc.backup.manifest import FilePart, Manifest, VBucketPart
+from uprmc.backup.parts import check_file
 from uprmc.backup.plans import (
     Kind,
     Wish,
@@ -41,7 +43,7 @@ from uprmc.backup.repository import (
 )
 from uprmc.backup.revision_floors import told_floors
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BadOption, LeaseEnded, RolledBack
+from uprmc.columnar.errors import BackupDamaged, BadOption, LeaseEnded, RolledBack
 from uprmc.columnar.lease import KeptLease, Lease, of_token
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.progress import Progress, Step, unseen
@@ -67,6 +69,7 @@ def backup(
     dry_run: bool = False,
     rate: float | None = None,
     register: bool = True,
+    check: bool = True,
     progress: Progress | None = None,
 ) -> Manifest:
     """Add a backup to a directory; returns its manifest.
@@ -86,12 +89,14 @@ def backup(
         dry_run: say what would be read, touch nothing.
         rate: rows a second, over all tasks.
         register: the nodes keep deletions until the next increment has them.
+        check: read the files of the chain that an increment is added to, and see that they are
+            what their manifests say; otherwise only their sizes are looked at.
         progress: called after every group.
 
     Raises:
         BackupForeign: the directory is something else, or the chain is of another bucket.
         BackupIncomplete: there is no full backup to add to, or an increment is missing.
-        BackupDamaged: a manifest is torn.
+        BackupDamaged: the chain is not what its manifests say.
         BackupBusy: another backup writes there.
         VBucketsChanged: the bucket has another number of vBuckets than the chain.
         NoVBucket: a vBucket is active nowhere: the backup would have a gap.
@@ -108,22 +113,34 @@ def backup(
         include_deletes,
         lease_s,
         rate,
+        check,
     )
     check_wish(wish)
     path, runner = Path(directory), engine or LocalEngine()
     if dry_run:
-        return _rehearsed(wish, path)
+        return _rehearsed(wish, path, runner, progress or unseen)
     repository = Repository.made(path)
     with repository.locked():
         return _Backup(wish, repository, runner, progress or unseen, register=register).run()
 
 
-def _rehearsed(wish: Wish, path: Path) -> Manifest:
+def _rehearsed(wish: Wish, path: Path, engine: Engine, progress: Progress) -> Manifest:
     """Return what the manifest would begin with; makes and removes nothing."""
     repository = Repository(path) if path.is_dir() and any(path.iterdir()) else None
     chain = chain_for(wish, repository)
+    _check_chain(wish, chain, engine, progress)
     with held(wish, chain) as (lease, nodes):
         return draft_of(wish, repository.id if repository else "", chain, lease, nodes)
+
+
+def _check_chain(wish: Wish, chain: Chain | None, engine: Engine, progress: Progress) -> None:
+    """See that what an increment is added to is whole: without it the increment is of no use."""
+    if chain is None:
+        return
+    try:
+        check_increments(chain.increments, engine, progress, contents=wish.check)
+    except BackupDamaged as error:
+        raise BackupDamaged(f"{error.text}; a full backup begins a new chain") from None
 
 
 class _Backup:
@@ -146,6 +163,8 @@ class _Backup:
         """Return the manifest of the finished increment."""
         for attempt in range(1, ATTEMPTS + 1):
             chain = chain_for(self._wish, self._repository)
+            if attempt == 1:
+                _check_chain(self._wish, chain, self._engine, self._progress)
             try:
                 return self._resumed(chain) or self._begun(chain)
             except (LeaseEnded, RolledBack):
@@ -277,7 +296,7 @@ def _manifest(run: _Run, floors: Mapping[int, int]) -> Manifest:
 
 
 def _are_there(path: Path, files: Sequence[FilePart]) -> bool:
-    return all((path / file.path).is_file() for file in files)
+    return all(check_file(path, file) is None for file in files)
 
 
 def _remove_strays(path: Path, files: Sequence[FilePart]) -> None:

@@ -1,4 +1,5 @@
-"""The tasks of verify: digests of one side's vBuckets, and the rows in which two sides differ.
+"""Tasks over two sides: digests of one side's vBuckets, the rows in which two sides differ, and
+writing these.
 
 Only rows whose hash the other side does not have become Python objects: of two sides that differ in
 ten documents, ten are looked at.
@@ -19,8 +20,12 @@ from uprmc.backup.latest import Layer, newest_rows
 from uprmc.columnar.access import Access
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import read
+from uprmc.columnar.report import TaskReport
 from uprmc.columnar.requests import vbuckets_of
 from uprmc.columnar.schema import Columns
+from uprmc.columnar.write_options import WriteOptions
+from uprmc.columnar.writing import Writer
+from uprmc.jobs.engines import current_attempt
 
 #: Differences that one task lists; the rest it counts.
 LISTED_MAX = 100_000
@@ -183,12 +188,18 @@ class Compared:
     Attributes:
         counts: of only_a, only_b and differ.
         newer_b: of them are newer on side b; `behind`: of them are newer on side a, or undecided.
+        superseded: documents of side a of which side b has a newer version, or a deletion;
+            `deleted` of them are deletions.
+        revived: documents of side b of which side a has an older deletion.
         listed: by vBucket and key.
     """
 
     counts: Mapping[str, int]
     behind: int
     newer_b: int
+    superseded: int
+    deleted: int
+    revived: int
     listed: tuple[Difference, ...]
 
     @classmethod
@@ -196,15 +207,19 @@ class Compared:
         """Count some differences, and list as many as there is room for."""
         counts = dict.fromkeys((ONLY_A, ONLY_B, DIFFER), 0)
         listed: list[Difference] = []
-        behind = newer_b = 0
+        behind = newer_b = superseded = deleted = revived = 0
         for each in found:
             counts[each.what] += 1
             newer_b += each.b_is_newer
             behind += each.a is not None and not each.b_is_newer
+            if each.a is not None and each.b is not None and each.b_is_newer:
+                superseded += each.what != ONLY_B
+                deleted += each.what != ONLY_B and each.b.deleted
+                revived += each.what == ONLY_B
             if len(listed) < LISTED_MAX:
                 listed.append(each)
         listed.sort(key=lambda each: (each.vbucket, each.key))
-        return cls(counts, behind, newer_b, tuple(listed))
+        return cls(counts, behind, newer_b, superseded, deleted, revived, tuple(listed))
 
     @classmethod
     def together(cls, parts: Sequence[Compared]) -> Compared:
@@ -213,6 +228,9 @@ class Compared:
             {what: sum(each.counts[what] for each in parts) for what in (ONLY_A, ONLY_B, DIFFER)},
             sum(each.behind for each in parts),
             sum(each.newer_b for each in parts),
+            sum(each.superseded for each in parts),
+            sum(each.deleted for each in parts),
+            sum(each.revived for each in parts),
             tuple(difference for each in parts for difference in each.listed),
         )
 
@@ -314,3 +332,35 @@ def _versions(table: pa.Table, mask: Any) -> dict[bytes, _Found]:
         unsigned = rev & 0xFFFFFFFFFFFFFFFF, cas & 0xFFFFFFFFFFFFFFFF
         found[key] = vbucket, Version(number, deleted, *unsigned, flags, exp, size)
     return found
+
+
+# --- overwriting ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OverwriteTask:
+    """Write anew what side b has in another version than side a; `number` is the task's own."""
+
+    pair: CompareTask
+    options: WriteOptions
+    number: int
+
+
+def overwrite(task: OverwriteTask) -> TaskReport:
+    """Write side a's rows of which side b has other versions: documents as new ones, deletions
+    where there is a document.
+    """
+    pair = task.pair
+    there = _gathered(pair.b, pair.rules, pair.spread_b)
+    documents = there.column("key").filter(pc.invert(there.column("deleted"))).combine_chunks()
+    hashes = there.column("hash")
+    with Writer(task.options, task.number, current_attempt()) as writer:
+        for source in pair.a:
+            for batch, _ in _rows(source, pair.rules, pair.spread_a):
+                deleted = is_deleted(batch)
+                other = ~np.isin(row_hashes(batch, pair.rules.fields), hashes)
+                alive = np.asarray(pc.is_in(batch.column("key"), value_set=documents))
+                found = batch.filter(pa.array(np.where(deleted, alive, other)))
+                if len(found):
+                    writer.write(found)
+        return writer.finish()

@@ -27,11 +27,13 @@ class BackupSide:
         directory: of the backup.
         at: number of the increment; ``None`` = the newest.
         chain: name of its directory; ``None`` = the newest.
+        checked: its files were found to be as its manifests say, a moment ago.
     """
 
     directory: Path
     at: int | None = None
     chain: str | None = None
+    checked: bool = False
 
 
 Side = Access | BackupSide
@@ -73,12 +75,13 @@ class FileSide:
 
     def __init__(self, side: BackupSide) -> None:
         chain = Repository(side.directory).chain(side.chain)
-        self._increments: list[Increment] = chain.until(side.at)
-        newest = self._increments[-1].manifest
-        self.words = f"backup {self._increments[-1].path}"
+        self.checked = side.checked
+        self.increments: list[Increment] = chain.until(side.at)
+        newest = self.increments[-1].manifest
+        self.words = f"backup {self.increments[-1].path}"
         self.vbuckets = newest.vbuckets
         self.there = frozenset(newest.vb)
-        self.has_values = all(each.manifest.has_values for each in self._increments)
+        self.has_values = all(each.manifest.has_values for each in self.increments)
 
     @contextmanager
     def held(self, vbuckets: Iterable[int], lease_s: float) -> Iterator[FileSide]:
@@ -88,7 +91,7 @@ class FileSide:
     def sources(self, vbuckets: Iterable[int], parts: int) -> list[Source]:
         """Return what to read of vBuckets."""
         selection = Selection(frozenset(vbuckets))
-        groups = layers_of(self._increments, selection)
+        groups = layers_of(self.increments, selection)
         return [FileSource(tuple(layers)) for layers in groups.values()]
 
 

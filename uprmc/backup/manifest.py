@@ -23,6 +23,7 @@ from typing import Any
 
 from uprmc.backup.digest import Digest
 from uprmc.columnar.errors import BackupDamaged, BackupForeign
+from uprmc.consume.ranges import VBUCKETS_MAX
 
 #: Goes up when an older program would misread what a newer one wrote.
 FORMAT = 1
@@ -201,6 +202,11 @@ class Manifest:
         return sum(file.bytes for file in self.files)
 
     @property
+    def totals(self) -> dict[str, int]:
+        """Return its sums by their names."""
+        return {name: getattr(self, name) for name in ("rows", "deletes", "bytes", "file_bytes")}
+
+    @property
     def has_values(self) -> bool:
         """Whether it can be restored."""
         return bool(self.options.get("values", True))
@@ -216,12 +222,11 @@ class Manifest:
             for name in self.__dataclass_fields__
             if name not in ("vb", "files", "options", "columns")
         }
-        totals = {name: getattr(self, name) for name in ("rows", "deletes", "bytes", "file_bytes")}
         return plain | {
             "format": FORMAT,
             "options": dict(self.options),
             "columns": dict(self.columns),
-            "totals": totals,
+            "totals": self.totals,
             "vb": {str(number): part.to_dict() for number, part in sorted(self.vb.items())},
             "files": [file.to_dict() for file in self.files],
         }
@@ -237,6 +242,12 @@ class Manifest:
         )
         if manifest.kind not in _KINDS or (manifest.kind == FULL) != (manifest.number == 0):
             raise ValueError(f"kind {manifest.kind!r} at place {manifest.number!r}")
+        if not 0 < _count(manifest.vbuckets) <= VBUCKETS_MAX:
+            raise ValueError(f"{manifest.vbuckets} vBuckets")
+        if not manifest.vb or not all(0 <= each < manifest.vbuckets for each in manifest.vb):
+            raise ValueError(f"it is not about some of {manifest.vbuckets} vBuckets")
+        if not 0 < _count(manifest.options["groups"]) <= manifest.vbuckets:
+            raise ValueError(f"{manifest.options['groups']} groups")
         return manifest
 
     def to_json(self) -> str:
@@ -286,6 +297,8 @@ def _parsed(found: dict[str, Any]) -> Manifest:
     manifest = Manifest.of_dict(found)
     if sum(file.rows for file in manifest.files) != manifest.rows:
         raise ValueError("its files and its vBuckets have different numbers of rows")
+    if found["totals"] != manifest.totals:
+        raise ValueError("its totals are not the sums of its vBuckets and files")
     return manifest
 
 

@@ -129,14 +129,20 @@ def read_parts(
             raise damaged(path, error) from None
 
 
-def check_file(increment: Path, file: FilePart) -> str | None:
-    """Return what is wrong with a file, ``None`` if it is as its manifest says."""
+def check_file(increment: Path, file: FilePart, *, contents: bool = True) -> str | None:
+    """Return what is wrong with a file, ``None`` if it is as its manifest says.
+
+    Args:
+        increment: its directory.
+        file: what the manifest says.
+        contents: read it; otherwise only its size is looked at.
+    """
     path = increment / file.path
     try:
         size = path.stat().st_size
         if size != file.bytes:
             return f"{path} has {size} bytes, not {file.bytes}"
-        if sha256_of(path) != file.sha256:
+        if contents and sha256_of(path) != file.sha256:
             return f"{path} is not the file that the manifest names: its SHA-256 differs"
     except FileNotFoundError:
         return f"{path} is missing"

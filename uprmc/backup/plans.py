@@ -52,6 +52,7 @@ class Wish:
     deletes: bool
     lease_s: float
     rate: float | None
+    check: bool = True
 
 
 def check_wish(wish: Wish) -> None:

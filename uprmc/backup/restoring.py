@@ -1,13 +1,15 @@
 """Restoring: the newest row of every key of a chain, written with its own metadata.
 
 Documents go where their keys belong now, so the target may have another number of vBuckets, other
-nodes, and documents of its own: a version that is newer there wins (unless `force`), which also
-makes it harmless to do all of it twice. Deletions are restored as deletions: they win over what is
-older. Of deletions that were dropped before the backup only the highest revision is known; the
-target gets it last, so that their keys begin above it (`revision_floors`).
+nodes, and documents of its own: a version that is newer there wins, which also makes it harmless to
+do all of it twice. Deletions are restored as deletions: they win over what is older. With `force`
+the backup wins over newer versions, too: what it has in place of them is written anew, with a new
+revision, because with its own one it would lose against the newer version in every other cluster,
+and stay different for good. Of deletions that were dropped before the backup only the highest
+revision is known; the target gets it last, so that their keys begin above it (`revision_floors`).
 
 Nothing is written before all files of the chain were found to be as their manifests say. At the
-end the target is compared with the backup.
+end the target is compared with the backup; a journal remembers what is done until that is over.
 """
 
 from __future__ import annotations
@@ -17,15 +19,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from uprmc.backup.checking import check_increments
 from uprmc.backup.latest import Layer, Selection, layers_of, newest_rows
-from uprmc.backup.manifest import FilePart
 from uprmc.backup.origins import Log, with_origins
-from uprmc.backup.parts import check_file
-from uprmc.backup.repository import Chain, Increment, Repository
+from uprmc.backup.repository import Increment, Repository
 from uprmc.backup.revision_floors import floors_in, raise_floors
-from uprmc.backup.verifying import BackupSide, VerifyReport, verify
+from uprmc.backup.verifying import BackupSide, VerifyReport, overwrite_differing, verify
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BackupDamaged, BackupForeign, BadOption
+from uprmc.columnar.errors import BackupForeign, BadOption
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
 from uprmc.columnar.write_options import WriteOptions
@@ -38,8 +39,9 @@ from uprmc.protocol.opcodes import FRAME_MAX_BYTES
 Mode = Literal["append-meta", "upsert"]
 MODES: tuple[Mode, ...] = ("append-meta", "upsert")
 
-#: Files that one task looks at before the next one does.
-_FILES_AT_A_TIME = 16
+#: What makes two versions the same, and what makes two documents the same that are not.
+_VERSION = ("value", "rev", "cas", "flags", "exp")
+_DOCUMENT = ("value", "flags", "exp")
 
 
 @dataclass
@@ -50,8 +52,12 @@ class RestoreReport(JsonReport):
         backup: id of the newest increment that was restored; `chain` and `at` are where it is.
         groups: how many there were; `resumed`: of them were done by an earlier run.
         written: counts of all rows.
+        overwritten: of those that were written, how many took the place of a newer version.
+        force: the backup was to win over newer versions.
+        prefix: of the keys that were wanted.
         without_floor: nodes that do not take the floor of revisions.
-        check: how the target compares with the backup; ``None`` = it was not compared.
+        check: how the target compares with the backup, in a dry run before anything was written;
+            ``None`` = it was not compared.
     """
 
     backup: str
@@ -60,6 +66,9 @@ class RestoreReport(JsonReport):
     groups: int
     resumed: int = 0
     written: Report = field(default_factory=Report)
+    overwritten: int = 0
+    force: bool = False
+    prefix: str = ""
     without_floor: list[str] = field(default_factory=list)
     check: VerifyReport | None = None
 
@@ -71,7 +80,18 @@ class RestoreReport(JsonReport):
     @property
     def complete(self) -> bool:
         """Whether the target has everything, or something newer."""
-        return not self.errors and (self.check is None or not self.check.behind)
+        return not self.errors and not self.lacking
+
+    @property
+    def lacking(self) -> int:
+        """What the target does not have and has nothing newer of, after all was written."""
+        return self.check.behind if self.check and not self.written.dry_run else 0
+
+    @property
+    def superseded(self) -> int:
+        """Documents of the backup that the target has in a newer version, which stays."""
+        foreseen = self.force and self.written.dry_run
+        return 0 if self.check is None or foreseen else self.check.superseded
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON knows it."""
@@ -82,15 +102,28 @@ class RestoreReport(JsonReport):
     def summary(self) -> str:
         """Return a few lines for people."""
         lines = [f"increment {self.at} of {self.chain}: {self.written.summary()}"]
+        if self.prefix and not self.written.rows:
+            lines.append(f"no key of the backup begins with {self.prefix!r}")
+        if self.overwritten:
+            verb = "would replace" if self.written.dry_run else "replaced"
+            lines.append(f"{self.overwritten:,} of them {verb} a newer version")
         if self.resumed:
             lines.append(f"{self.resumed} of {self.groups} groups were done before")
+        if self.check and self.superseded:
+            changed = self.superseded - self.check.deleted
+            why = "they changed meanwhile" if self.force else "to have the backup win, say --force"
+            lines.append(
+                f"{self.superseded:,} documents of the backup are newer at the nodes ({changed:,} "
+                f"changed and {self.check.deleted:,} deleted since then) and win: {why}"
+            )
         if self.without_floor:
             lines.append(
                 f"{', '.join(self.without_floor)}: the revision floor could not be set: a key "
                 "whose deletion was dropped before the backup may begin below its old revision"
             )
         if self.check:
-            lines.append(self.check.summary())
+            when = "before: " if self.written.dry_run else ""
+            lines.append(when + self.check.summary())
         return "\n".join(lines)
 
 
@@ -137,12 +170,12 @@ def restore(
         engine: where tasks run; this machine if none is given.
         vbuckets: only those, as the backup numbers them.
         key_prefix: only keys that begin so.
-        force: the backup wins over newer versions, too.
-        dry_run: read, check and count, write nothing.
+        force: the backup wins over newer versions, too, which get a new one.
+        dry_run: read, check, compare and count, write nothing.
         rate: rows a second, over all tasks.
         check: compare the target with the backup at the end.
         state: file that remembers the groups that are done, for a run that is interrupted; it is
-            removed at the end.
+            removed when the target was compared.
         options: how rows are written otherwise: windows, errors, retries; if none are given, a
             group is done when its rows are on the nodes' disks.
         progress: called after every group.
@@ -160,33 +193,97 @@ def restore(
     increments = found.until(at)
     _check_values(increments)
     wanted = None if vbuckets is None else frozenset(vbuckets)
+    newest = increments[-1].manifest
+    if wanted is not None and (not wanted or wanted - newest.vb.keys()):
+        foreign = min(wanted - newest.vb.keys(), default="nothing")
+        raise BadOption(f"vbuckets: {foreign} is not in {found.path}")
     selection = Selection(wanted, prefix)
-    check_files(increments, runner, tell)
-    logs = None
-    if not dry_run:
-        with Nodes(access) as nodes:  # an unreachable target is an error before any work
-            if mode == "append-meta" and _takes_origins(nodes):
-                logs = {n: part.log for n, part in increments[-1].manifest.vb.items()}
-    report = _written(found, increments, selection, writing, runner, state, tell, logs)
-    if not dry_run:
-        manifests = [each.manifest for each in increments]
-        floors = floors_in(manifests, wanted)
-        report.without_floor = raise_floors(writing.access, floors, manifests[-1].vbuckets)
-    if check and not dry_run:
-        side = BackupSide(Path(directory), at=increments[-1].manifest.number, chain=found.name)
-        report.check = verify(
-            side,
-            writing.access,
-            engine=runner,
-            by=("value", "rev", "cas", "flags", "exp")
-            if mode == "append-meta"
-            else ("value", "flags", "exp"),
-            vbuckets=wanted,
-            key_prefix=prefix,
-            lag_s=None,
-            progress=progress,
+    check_increments(increments, runner, tell)
+    side = BackupSide(Path(directory), newest.number, found.name, checked=True)
+    about: dict[str, Any] = {"engine": runner, "vbuckets": wanted, "key_prefix": prefix}
+    about["progress"] = tell
+    with Nodes(access) as nodes:  # an unreachable target is an error before any work
+        origins = mode == "append-meta" and not dry_run and _takes_origins(nodes)
+    logs = {n: part.log for n, part in newest.vb.items()} if origins else None
+    facts = {
+        "backup": newest.id,
+        "servers": list(access.servers),
+        "mode": mode,
+        "force": force,
+        "vbuckets": sorted(wanted) if wanted is not None else None,
+        "prefix": prefix.hex(),
+    }
+    with Journal(None if state is None or dry_run else Path(state), facts, "restore") as journal:
+        layers = layers_of(increments, selection)
+        report = RestoreReport(
+            newest.id, found.name, newest.number, len(layers), len(journal.done), force=force
         )
+        report.prefix = prefix.decode("utf-8", "backslashreplace")
+        _write_groups(layers, selection, writing, runner, journal, tell, logs)
+        report.written = merge(journal.done.values())
+        report.written.dry_run = dry_run
+        if dry_run:
+            _foresee(report, side, access, mode, check, about)
+            return report
+        if force:
+            upsert = replace(writing, mode="upsert")
+            again = merge(overwrite_differing(side, access, upsert, by=_DOCUMENT, **about))
+            _count_overwritten(report, again.applied)
+            report.written.errors += again.errors
+            report.written.error_files += again.error_files
+        floors = floors_in([each.manifest for each in increments], wanted)
+        report.without_floor = raise_floors(access, floors, newest.vbuckets)
+        if check:
+            report.check = _compared(side, access, mode == "append-meta" and not force, about)
+        journal.remove()
     return report
+
+
+def _foresee(
+    report: RestoreReport,
+    side: BackupSide,
+    access: Access,
+    mode: Mode,
+    check: bool,
+    about: dict[str, Any],
+) -> None:
+    """Tell what a dry run has counted into what the run would come to."""
+    if mode == "upsert":
+        return
+    # What has expired is written, too, so nothing is left out here for that reason.
+    versions = verify(
+        side, access, by=_VERSION, deletes=True, lag_s=None, now=lambda: -1.0, **about
+    )
+    report.written.conflicts = max(0, report.written.applied - versions.behind)
+    report.written.applied -= report.written.conflicts
+    if report.force:
+        documents = verify(side, access, by=_DOCUMENT, lag_s=None, **about)
+        _count_overwritten(report, documents.superseded + documents.revived)
+        report.check = documents if check else None
+    elif check:
+        report.check = _compared(side, access, versions=True, about=about)
+
+
+def _compared(
+    side: BackupSide, access: Access, versions: bool, about: dict[str, Any]
+) -> VerifyReport:
+    """Compare the target, by versions if it can have those of the backup.
+
+    Where all that it lacks are versions that it has newer ones of, only documents count: the same
+    contents with a newer revision are no difference.
+    """
+    if versions:
+        found = verify(side, access, by=_VERSION, lag_s=None, **about)
+        if not found.superseded or found.behind:
+            return found
+    return verify(side, access, by=_DOCUMENT, lag_s=None, **about)
+
+
+def _count_overwritten(report: RestoreReport, rows: int) -> None:
+    """Count rows as written that had lost against newer versions before."""
+    report.overwritten = min(rows, report.written.conflicts)
+    report.written.conflicts -= report.overwritten
+    report.written.applied += report.overwritten
 
 
 def _takes_origins(nodes: Nodes) -> bool:
@@ -211,7 +308,6 @@ def _write_options(
         options,
         access=access,
         mode=mode,
-        force=force,
         dry_run=dry_run,
         rate=rate or options.rate,
         value_limit_bytes=FRAME_MAX_BYTES,  # what a node held, a node judges
@@ -222,36 +318,6 @@ def _check_values(increments: Sequence[Increment]) -> None:
     for each in increments:
         if not each.manifest.has_values:
             raise BackupForeign(f"{each.path} was made without values: it is for comparing only")
-
-
-def _written(
-    chain: Chain,
-    increments: Sequence[Increment],
-    selection: Selection,
-    options: WriteOptions,
-    engine: Engine,
-    state: Path | str | None,
-    progress: Progress,
-    logs: Mapping[int, Log] | None,
-) -> RestoreReport:
-    newest = increments[-1].manifest
-    layers = layers_of(increments, selection)
-    facts = {
-        "backup": newest.id,
-        "servers": list(options.access.servers),
-        "mode": options.mode,
-        "force": options.force,
-        "vbuckets": sorted(selection.vbuckets) if selection.vbuckets is not None else None,
-        "prefix": selection.prefix.hex(),
-    }
-    path = None if state is None or options.dry_run else Path(state)
-    with Journal(path, facts, "restore") as journal:
-        resumed = len(journal.done)
-        _write_groups(layers, selection, options, engine, journal, progress, logs)
-        journal.remove()
-    return RestoreReport(
-        newest.id, chain.name, newest.number, len(layers), resumed, merge(journal.done.values())
-    )
 
 
 def _write_groups(
@@ -294,43 +360,3 @@ def restore_group(task: _GroupTask) -> TaskReport:
 
 def _rows(layers: Sequence[Layer]) -> int:
     return sum(file.rows for layer in layers for file in layer.files)
-
-
-# --- files ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _FilesTask:
-    """Files to look at."""
-
-    files: tuple[tuple[str, FilePart], ...]
-
-
-def check_files(increments: Sequence[Increment], engine: Engine, progress: Progress) -> None:
-    """See that all files of increments are as their manifests say.
-
-    Raises:
-        BackupDamaged: one is missing, torn or exchanged.
-    """
-    files = [(str(each.path), file) for each in increments for file in each.manifest.files]
-    tasks = [
-        _FilesTask(tuple(files[at : at + _FILES_AT_A_TIME]))
-        for at in range(0, len(files), _FILES_AT_A_TIME)
-    ]
-    checked = 0
-
-    def noted(_: int, wrong: list[str]) -> None:
-        nonlocal checked
-        checked += 1
-        progress(Step("checking", checked, len(tasks)))
-        if wrong:
-            more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-            raise BackupDamaged(wrong[0] + more)
-
-    engine.run(find_damage, tasks, noted)
-
-
-def find_damage(task: _FilesTask) -> list[str]:
-    """Return what is wrong with files."""
-    found = (check_file(Path(increment), file) for increment, file in task.files)
-    return [wrong for wrong in found if wrong]

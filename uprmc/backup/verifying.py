@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from uprmc.backup.checking import check_increments
 from uprmc.backup.comparing import (
     DIFFER,
     ONLY_A,
@@ -26,15 +27,27 @@ from uprmc.backup.comparing import (
     Compared,
     CompareTask,
     DigestTask,
+    OverwriteTask,
     Rules,
     compare,
+    overwrite,
     take_digests,
 )
 from uprmc.backup.differences import write_differences
 from uprmc.backup.digest import FIELDS, Digest, add_up, check_fields
-from uprmc.backup.endpoints import BackupSide, NodeSide, OpenSide, Side, open_side, parts_of
+from uprmc.backup.endpoints import (
+    BackupSide,
+    FileSide,
+    NodeSide,
+    OpenSide,
+    Side,
+    open_side,
+    parts_of,
+)
+from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption
-from uprmc.columnar.report import JsonReport
+from uprmc.columnar.report import JsonReport, TaskReport
+from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.progress import Progress, Step, unseen
 
@@ -57,6 +70,9 @@ class VerifyReport(JsonReport):
         documents_a, documents_b: how many each side has, at the first look.
         only_a, only_b, differ: keys that only one side has, or both in different versions.
         newer_b: of them are newer on side b; `behind`: of them are newer on side a, or undecided.
+        superseded: documents of side a of which side b has a newer version, or a deletion;
+            `deleted` of them are deletions.
+        revived: documents of side b of which side a has an older deletion.
         looks: 1, or 2 if differences were looked at again.
         settled: keys that differed at the first look and not at the second.
         out: the file that lists the differences.
@@ -75,6 +91,9 @@ class VerifyReport(JsonReport):
     differ: int = 0
     newer_b: int = 0
     behind: int = 0
+    superseded: int = 0
+    deleted: int = 0
+    revived: int = 0
     looks: int = 1
     settled: int = 0
     out: str | None = None
@@ -153,6 +172,9 @@ def verify(
     """
     prefix = key_prefix.encode() if isinstance(key_prefix, str) else key_prefix
     sides = open_side(a), open_side(b)
+    for side in sides:
+        if isinstance(side, FileSide) and not side.checked:
+            check_increments(side.increments, engine or LocalEngine(), progress or unseen)
     fields = _fields(by, sides)
     rules = Rules(fields, 0.0, deletes, prefix)
     work = _Verify(sides, rules, vbuckets, engine or LocalEngine(), progress or unseen)
@@ -171,6 +193,32 @@ def verify(
         write_differences(Path(out), found.listed)
         report = replace(report, out=str(out))
     return report
+
+
+def overwrite_differing(
+    a: BackupSide,
+    b: Access,
+    options: WriteOptions,
+    *,
+    engine: Engine,
+    by: tuple[str, ...],
+    vbuckets: Iterable[int] | None = None,
+    key_prefix: bytes = b"",
+    progress: Progress = unseen,
+) -> list[TaskReport]:
+    """Give nodes what a backup has and they have in another version, as new versions.
+
+    Args:
+        a, b: the backup, and the nodes.
+        options: how rows are written, in mode ``upsert``.
+        engine, by, vbuckets, key_prefix, progress: as for `verify`.
+
+    Raises:
+        As `verify`, and as `Writer`.
+    """
+    rules = Rules(by, 0.0, deletes=False, prefix=key_prefix)
+    work = _Verify((open_side(a), open_side(b)), rules, vbuckets, engine, progress)
+    return work.overwrite(options)
 
 
 def _fields(by: Iterable[str] | None, sides: Sequence[OpenSide]) -> tuple[str, ...]:
@@ -203,6 +251,8 @@ class _Verify:
         self._engine, self._progress = engine, progress
         self._count = self._common_count()
         self._wanted = self._common_vbuckets(vbuckets)
+        if not self._wanted:
+            raise BadOption(f"{sides[0].words} and {sides[1].words} have no vBucket in common")
 
     def _common_count(self) -> int:
         """Return the number of vBuckets that both sides' keys are spread over for comparing."""
@@ -234,12 +284,8 @@ class _Verify:
         """Return the vBuckets whose digests differ, and in which rows they do."""
         a, b = self._sides
         with self._looking(self._wanted) as (held, rules):
-            totals = [self._digests(at, held[at], rules) for at in (0, 1)]
-            differing = frozenset(
-                vbucket
-                for vbucket in self._wanted
-                if totals[0].get(vbucket, Digest()) != totals[1].get(vbucket, Digest())
-            )
+            totals = self._totals(held, rules)
+            differing = self._differing(totals)
             report = VerifyReport(
                 a.words,
                 b.words,
@@ -250,6 +296,21 @@ class _Verify:
                 sum(digest.rows for digest in totals[1].values()),
             )
             return differing, report, self._compared(held, differing, rules)
+
+    def _totals(self, held: list[Any], rules: Rules) -> list[dict[int, Digest]]:
+        return [self._digests(at, held[at], rules) for at in (0, 1)]
+
+    def _differing(self, totals: list[dict[int, Digest]]) -> frozenset[int]:
+        a, b = totals
+        return frozenset(n for n in self._wanted if a.get(n, Digest()) != b.get(n, Digest()))
+
+    def overwrite(self, options: WriteOptions) -> list[TaskReport]:
+        """Write what side a has in other versions than side b."""
+        with self._looking(self._wanted) as (held, rules):
+            differing = self._differing(self._totals(held, rules))
+            pairs = self._pairs(held, differing, rules)
+            tasks = [OverwriteTask(pair, options, number) for number, pair in enumerate(pairs)]
+            return self._engine.run(overwrite, tasks, self._telling("overwriting", len(tasks)))
 
     def look_again(self, differing: frozenset[int]) -> Compared:
         """Return the rows in which vBuckets differ now."""
@@ -285,14 +346,18 @@ class _Verify:
         return found
 
     def _compared(self, held: list[Any], vbuckets: frozenset[int], rules: Rules) -> Compared:
+        tasks = self._pairs(held, vbuckets, rules)
+        told = self._telling("comparing", len(tasks))
+        return Compared.together(self._engine.run(compare, tasks, told))
+
+    def _pairs(self, held: list[Any], vbuckets: frozenset[int], rules: Rules) -> list[CompareTask]:
         tasks = []
         for part in parts_of(vbuckets, self._engine.parallelism * _TASKS_EACH):
             numbers = frozenset(part)
             a, b = (tuple(held[at].sources(self._of(self._sides[at], numbers), 1)) for at in (0, 1))
             here = replace(rules, wanted=numbers)
             tasks.append(CompareTask(a, b, here, self._spread(0), self._spread(1)))
-        told = self._telling("comparing", len(tasks))
-        return Compared.together(self._engine.run(compare, tasks, told))
+        return tasks
 
     def _telling(self, what: str, total: int) -> Callable[[int, object], None]:
         done = 0
@@ -314,6 +379,9 @@ def _counted(found: Compared, report: VerifyReport) -> VerifyReport:
         differ=found.counts[DIFFER],
         behind=found.behind,
         newer_b=found.newer_b,
+        superseded=found.superseded,
+        deleted=found.deleted,
+        revived=found.revived,
         examples=tuple(_text(each.key) for each in found.listed[:EXAMPLES_MAX]),
     )
 

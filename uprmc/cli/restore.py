@@ -17,11 +17,10 @@ from uprmc.cli.bulk_options import (
     Common,
     bad_rows,
     common,
-    declared,
     on_error_of,
 )
 from uprmc.cli.bulk_run import running
-from uprmc.columnar.errors import BadRow, SparkError
+from uprmc.columnar.errors import BadRow, Differences
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.progress import Step
 
@@ -29,6 +28,7 @@ _EPILOG = """\b
 Examples:
   uprmc restore /backups/users --node 10.0.0.2:11210
   uprmc restore /backups/users --at 3 --prefix user: --dry-run
+  uprmc restore /backups/users --force          # after an accident
 """
 
 
@@ -48,7 +48,13 @@ Examples:
     help="append-meta: keep revisions and CAS; newer versions at the nodes win. upsert: store new "
     "documents.",
 )
-@declared(WriteOptions, "force")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Let the backup win over newer versions at the nodes, such as what was deleted or "
+    "overwritten by accident. It is written with a new revision, so that replicas and linked "
+    "clusters get it, too.",
+)
 @click.option(
     "--vbuckets", type=VBUCKETS, help="Restore only these vBuckets, as the backup numbers them."
 )
@@ -64,7 +70,8 @@ Examples:
 def restore(shared: Common, directory: Path, **given: Any) -> None:
     """Write the newest state of a backup to nodes.
 
-    It then compares the nodes with the backup in DIR.
+    It then compares the nodes with the backup in DIR. The exit code is 1 if they do not have what
+    the backup has, also where that is because a newer version is there: --force replaces it.
     """
     resume: Path | None = given["resume"]
     with running(**shared.showing, afterwards=lambda step: _afterwards(step, resume)) as run:
@@ -98,8 +105,15 @@ def restore(shared: Common, directory: Path, **given: Any) -> None:
             )
     if report.errors:
         raise BadRow(f"{report.errors:,} of {report.written.rows:,} rows could not be written")
-    if not report.complete:
-        raise SparkError("the nodes lack what the backup has: see the comparison")
+    if report.superseded:
+        differ = "would still differ" if given["dry_run"] else "differ"
+        remedy = "they changed meanwhile" if given["force"] else "--force has the backup win"
+        raise Differences(
+            f"the nodes {differ} from the backup, of which they have {report.superseded:,} "
+            f"documents in newer versions: {remedy}"
+        )
+    if report.lacking:
+        raise Differences("the nodes lack what the backup has: see the comparison")
 
 
 def _afterwards(step: Step | None, resume: Path | None) -> str:

@@ -98,7 +98,7 @@ class Counts(JsonReport):
 
 
 _SUMMARY = {
-    "conflicts": "lost to the version that is there",
+    "conflicts": "the same as what is there, or older",
     "existed": "there already",
     "missing": "not there to delete",
     "skipped": "without value passed over",

@@ -170,7 +170,11 @@ class WriteOptions:
         "dryRun", units.switch, "false", "Check and count the rows, but send nothing."
     )
     force: bool = option(
-        "force", units.switch, "false", "With append-meta, also overwrite newer versions."
+        "force",
+        units.switch,
+        "false",
+        "With append-meta, also overwrite newer versions, at these nodes only: linked clusters "
+        "keep theirs.",
     )
     durability: Durability = choice(
         "durability",

@@ -191,12 +191,18 @@ def _of_user(text: str, vbuckets: int) -> Offset:
 
 
 def _of_manifest(path: Path) -> Offset:
+    from uprmc.backup.checking import check_manifests
     from uprmc.backup.manifest import FILE_NAME, read_manifest
+    from uprmc.backup.repository import REPOSITORY_FILE, Repository
 
     file = path / FILE_NAME if path.is_dir() else path
     if not file.exists():
         raise BadOption(f"startingOffsets={path}: not earliest, not latest, no JSON, no file")
     manifest = read_manifest(file)
+    directory = file.absolute().parents[2]
+    if (directory / REPOSITORY_FILE).exists():
+        name = file.absolute().parents[1].name
+        check_manifests(Repository(directory).chain(name).until(manifest.number))
     positions = {n: Position(part.uuid, part.end) for n, part in manifest.vb.items() if part.end}
     return Offset(manifest.vbuckets, positions)
 
