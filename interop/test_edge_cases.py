@@ -388,3 +388,12 @@ def test_40_a_second_packet_with_a_wrong_magic_closes_in_silence(wire: Wire) -> 
     wire.send(frame(w.NOOP), frame(w.NOOP, magic=0x00))
     assert wire.reply().status == w.OK
     wire.expect_closed()
+
+
+@pytest.mark.parametrize("word", [b"get", b"gets"])
+def test_a_line_of_200_000_keys_is_answered(wire: Wire, word: bytes) -> None:
+    wire.talk(b"set key-100000 0 0 1\r\nv\r\n", b"STORED\r\n")
+    wire.send(word, *(b" key-%06d" % number for number in range(200_000)), b"\r\n")
+    assert wire.line().split()[:4] == [b"VALUE", b"key-100000", b"0", b"1"]
+    wire.expect(b"v\r\nEND\r\n")
+    wire.expect_silence()

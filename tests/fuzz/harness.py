@@ -36,7 +36,6 @@ SETTINGS = Settings(
         max_item_bytes=4_096,
         max_frame_bytes=65_536,
         max_line_bytes=1_024,
-        max_retrieval_line_bytes=8_192,
         max_unsent_bytes=16_384,
     ),
     engine=EngineSettings(vbuckets=4),

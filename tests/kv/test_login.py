@@ -110,8 +110,17 @@ def test_mechanisms_are_listed_as_sdks_write_them(rig: Rig) -> None:
     assert reply.value == b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1"
 
 
-def test_text_logs_in_by_a_set(visitor: Visitor) -> None:
-    assert visitor.say(b"set any 0 0 10\r\nann pencil\r\nset k 1 0 1\r\nv\r\nget k\r\n") == (
+@pytest.mark.parametrize(
+    "login",
+    [
+        *(b"set any 0 0 10", b"set _ _ _ 10", b"set a b c 010 noreply", b"set a b c 10 x y"),
+        *(b"  set  a  b  c  10 ", b"set a 99999999999 -5 10", b"set " + b"k" * 251 + b" 0 0 10"),
+    ],
+)
+def test_text_logs_in_by_a_set_of_which_only_the_length_counts(
+    visitor: Visitor, login: bytes
+) -> None:
+    assert visitor.say(login + b"\r\nann pencil\r\nset k 1 0 1\r\nv\r\nget k\r\n") == (
         b"STORED\r\nSTORED\r\nVALUE k 1 1\r\nv\r\nEND\r\n"
     )
 
@@ -349,8 +358,10 @@ def test_a_stranger_sends_no_more_than_a_login_needs(rig: Rig, door: HandDoor) -
         (b"quit\r\n", b"", True),
         (b"set a 0 0 3\r\nann\r\n", b"CLIENT_ERROR authentication failure\r\n", False),
         (b"set a 0 0 3\r\nannXX", b"CLIENT_ERROR bad data chunk\r\n", False),
-        (b"set a 0 0 -1\r\n", b"CLIENT_ERROR bad data chunk\r\n", True),
-        (b"set a 0 0 x\r\n", b"CLIENT_ERROR bad data chunk\r\n", True),
+        (b"set a 0 0 -1\r\n", b"CLIENT_ERROR unauthenticated\r\n", True),
+        (b"set a 0 0 x\r\n", b"CLIENT_ERROR unauthenticated\r\n", True),
+        (b"set a 0 3\r\n", b"CLIENT_ERROR unauthenticated\r\n", True),
+        (b"set a 0 0 0\r\n", b"CLIENT_ERROR unauthenticated\r\n", True),
         (b"set a 0 0 999999\r\n", b"CLIENT_ERROR unauthenticated\r\n", True),
         (b"x" * (STRANGER_MAX_BYTES + 1), b"", True),
     ],

@@ -160,14 +160,11 @@ class KvSettings:
         2 * GIB,
     )
     max_line_bytes: int = setting(
-        2_048, "bytes", "Close a connection that sends a longer text line.", 512, 64 * KIB
-    )
-    max_retrieval_line_bytes: int = setting(
-        1 * MIB,
+        2_048,
         "bytes",
-        "Close a connection that sends a longer text line beginning with get or gets.",
-        2 * KIB,
-        64 * MIB,
+        "Close a connection that sends a longer text line, except get and gat.",
+        512,
+        64 * KIB,
     )
     max_unsent_bytes: int = setting(
         1 * MIB,

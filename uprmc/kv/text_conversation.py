@@ -32,6 +32,7 @@ from uprmc.kv.text_statistics import statistics
 from uprmc.protocol.text import (
     StorageLine,
     TextSyntaxError,
+    check_keys,
     parse_flush_all,
     parse_retrieval,
     parse_storage,
@@ -53,7 +54,8 @@ LINE_END = b"\r\n"
 #: Pages of a retrieval that are answered before other connections have their turn.
 _PAGES_A_TURN = 4
 
-#: Spaces that may precede a long ``get``, as in memcached.
+#: Commands whose line may be longer than others, and spaces that may precede it then.
+_RETRIEVALS = (b"get ", b"gets ", b"gat ", b"gats ")
 _INDENT_MOST = 100
 
 #: Words of a complete ``flush_all``.
@@ -62,23 +64,43 @@ _FLUSH_WORDS = 3
 _NOTHING: frozenset[bytes] = frozenset()
 
 
+class _OpenLine:
+    """A retrieval whose line is not complete, and whose keys are answered as they arrive.
+
+    Attributes:
+        with_cas: whether the replies carry CAS values.
+        expiry: as `Retrieval`'s.
+        has_keys: whether there has been a key.
+        refused: whether it has got an error, and the rest of the line is skipped.
+    """
+
+    __slots__ = ("expiry", "has_keys", "refused", "with_cas")
+
+    def __init__(self, with_cas: bool) -> None:
+        self.with_cas = with_cas
+        self.expiry: int | None = None
+        self.has_keys = False
+        self.refused = False
+
+
 class TextConversation(Conversation):
     """Carries out single commands."""
 
-    __slots__ = ("_bucket", "_denied", "_in_line", "_retrieval")
+    __slots__ = ("_bucket", "_denied", "_in_line", "_open", "_retrieval")
 
     def __init__(self, services: Services, wake: Callable[[], None]) -> None:
         super().__init__(services, wake)
         self._bucket = services.bucket
         self._in_line = False
         self._retrieval: Retrieval | None = None
+        self._open: _OpenLine | None = None
         door = services.door
         self._denied = denied_words(door.roles) if door is not None else _NOTHING
 
     def connection_lost(self) -> None:
         """Release everything."""
         super().connection_lost()
-        self._retrieval = None
+        self._retrieval = self._open = None
 
     def _halted(self) -> bool:
         if self._retrieval is not None and not self.closing:
@@ -98,7 +120,7 @@ class TextConversation(Conversation):
         """
         end = data.find(b"\n", position)
         if end < 0:
-            return -self._line_wanted(data, position)
+            return self._without_end(data, position)
         words = split_words(data[position:end])
         after = end + 1
         word = words[0] if words else b""
@@ -202,17 +224,74 @@ class TextConversation(Conversation):
         self._discard = max(0, until - len(data))
         return min(until, len(data))
 
-    def _line_wanted(self, data: bytes, position: int) -> int:
-        """Return the number of bytes at which a line without an end is checked again."""
-        held = len(data) - position
+    def _without_end(self, data: bytes, position: int) -> int:
+        """Wait for more of a line, or begin a long retrieval before its end; return as `_one`."""
         limit = self._services.settings.max_line_bytes
-        if held > limit:
+        if len(data) - position > limit:
             head = data[position : position + _INDENT_MOST + 5].lstrip(b" ")
-            limit = self._services.settings.max_retrieval_line_bytes
-            if held > limit or not head.startswith((b"get ", b"gets ")):
-                self._close("text line too long")
+            if head.startswith(_RETRIEVALS):
+                return self._open_line(data, position)
+            self._close("text line too long")
         self._in_line = True
-        return limit + 1
+        return -(limit + 1)
+
+    # --- retrievals that are longer than a line may be --------------------------------------------
+
+    def _open_line(self, data: bytes, position: int) -> int:
+        """Begin a retrieval with those of its words that have ended; return where the rest is."""
+        cut = data.rindex(b" ", position) + 1
+        words = split_words(data[position:cut])
+        word = words[0]
+        self._open = line = _OpenLine(word in (b"gets", b"gats"))
+        if word in self._denied:
+            self._deny(words, data, cut)
+            line.refused = True
+            return cut
+        keys = words[1:]
+        try:
+            if word in (b"gat", b"gats"):
+                touching = parse_touch_and_get(words)
+                keys, line.expiry = touching.keys, self._expiry(touching.exptime)
+            self._begin_part(line, keys, ends=False)
+        except TextSyntaxError as error:
+            self._refuse_line(line, error.reply)
+        return cut
+
+    def _read_on(self, data: bytes) -> tuple[int, int]:
+        """Answer the keys of the open line that have arrived.
+
+        Returns:
+            How much of `data` was used, and how much is needed to go on.
+        """
+        line, limit = self._open, self._services.settings.max_line_bytes
+        assert line is not None
+        end = data.find(b"\n")
+        cut = end + 1 if end >= 0 else data.rfind(b" ") + 1
+        if end >= 0:
+            self._open = None
+        if not line.refused:
+            try:
+                self._begin_part(line, split_words(data[: end if end >= 0 else cut]), ends=end >= 0)
+                if end < 0:
+                    check_keys([data[cut:].removesuffix(b"\r")])
+            except TextSyntaxError as error:
+                self._refuse_line(line, error.reply)
+        if line.refused and end < 0:
+            cut = len(data)
+        self._in_line = end < 0
+        return cut, 0 if self._halted() else limit
+
+    def _begin_part(self, line: _OpenLine, keys: list[bytes], *, ends: bool) -> None:
+        check_keys(keys)
+        line.has_keys = line.has_keys or bool(keys)
+        if ends and not line.has_keys and line.expiry is None:
+            raise TextSyntaxError(ERROR)
+        self._begin(keys, line.with_cas, line.expiry, ends=ends)
+
+    def _refuse_line(self, line: _OpenLine, reply: bytes) -> None:
+        """Answer nothing more of the open line, and skip the rest of it."""
+        line.refused = True
+        self._send(reply)
 
     # --- commands that change the conversation ----------------------------------------------------
 
@@ -238,8 +317,10 @@ class TextConversation(Conversation):
         line = parse_touch_and_get(words)
         self._begin(line.keys, words[0] == b"gats", self._expiry(line.exptime))
 
-    def _begin(self, keys: list[bytes], with_cas: bool, expiry: int | None) -> None:
-        self._retrieval = Retrieval(self._bucket, keys, with_cas=with_cas, expiry=expiry)
+    def _begin(
+        self, keys: list[bytes], with_cas: bool, expiry: int | None, *, ends: bool = True
+    ) -> None:
+        self._retrieval = Retrieval(self._bucket, keys, with_cas=with_cas, expiry=expiry, ends=ends)
         self._retrieve(self._retrieval)
 
     def _retrieve(self, retrieval: Retrieval) -> None:
@@ -257,14 +338,20 @@ class TextConversation(Conversation):
             except NotResident:
                 if self._fetch_failed:
                     self._fetch_failed = False
-                    self._send(TEMPORARY_FAILURE)
+                    self._give_up(TEMPORARY_FAILURE)
                     break
                 self._waiting = True
                 self._bucket.fetcher.want(retrieval.missing(), self._fetched)
             except CommandError as error:
-                self._send(refusal_line(error))
+                self._give_up(refusal_line(error))
                 break
         self._retrieval = None
+
+    def _give_up(self, reply: bytes) -> None:
+        """End a retrieval with an error."""
+        self._send(reply)
+        if self._open is not None:
+            self._open.refused = True
 
     def _flush_all(self, words: list[bytes]) -> None:
         bucket = self._bucket

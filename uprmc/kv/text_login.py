@@ -4,8 +4,8 @@
     alice her secret
     STORED
 
-The key, flags and expiry time do not matter. Everything else is refused until then, except
-``version`` and ``quit``. As with SASL PLAIN, nobody must be able to listen.
+Key, flags and expiry time may be anything, and are ignored. Everything else is refused until then,
+except ``version`` and ``quit``. As with SASL PLAIN, nobody must be able to listen.
 
 Source: memcached's protocol.txt, section "Authentication", and its option ``-Y``.
 """
@@ -17,7 +17,7 @@ from uprmc.kv.conversation import Conversation
 from uprmc.kv.door import STRANGER_MAX_BYTES, Door
 from uprmc.kv.text_session import TextSession
 from uprmc.login.credentials import Credentials
-from uprmc.protocol.text import TextSyntaxError, parse_storage, split_words
+from uprmc.protocol.text import parse_login, split_words
 from uprmc.protocol.text_replies import (
     BAD_DATA_CHUNK,
     NOT_AUTHENTICATED,
@@ -71,17 +71,12 @@ class TextStranger(Conversation):
         return end + 1
 
     def _log_in(self, words: list[bytes], data: bytes, position: int, start: int) -> int:
-        try:
-            length = parse_storage(words).length
-        except TextSyntaxError as error:
-            self._send(error.reply)
-            self.closing = True  # where its data end is not known
+        length = parse_login(words)
+        if length is None or length > STRANGER_MAX_BYTES // 2:
+            self._send(NOT_AUTHENTICATED)
+            self.closing = True  # where its data end is not known, or too far away
             return start
         end = start + length
-        if length > STRANGER_MAX_BYTES // 2:
-            self._send(NOT_AUTHENTICATED)
-            self.closing = True
-            return start
         if len(data) < end + 2:
             return position
         if not data.startswith(b"\r\n", end):

@@ -42,17 +42,28 @@ class Retrieval:
         keys: the requested keys, in order; repetitions are answered again.
         with_cas: whether the replies carry CAS values (gets, gats).
         expiry: new expiry of every document (gat, gats), Unix time; ``None`` = unchanged.
+        ends: whether these are the last keys, which an END follows.
 
     Attributes:
         done: whether everything has been answered.
     """
 
-    __slots__ = ("_bucket", "_expiry", "_later", "_next", "_page", "_place", "_with_cas", "done")
+    __slots__ = (
+        *("_bucket", "_ends", "_expiry", "_later", "_next", "_page", "_place", "_with_cas"),
+        "done",
+    )
 
     def __init__(
-        self, bucket: Bucket, keys: list[bytes], *, with_cas: bool, expiry: int | None
+        self,
+        bucket: Bucket,
+        keys: list[bytes],
+        *,
+        with_cas: bool,
+        expiry: int | None,
+        ends: bool = True,
     ) -> None:
         self.done = False
+        self._ends = ends
         self._bucket = bucket
         self._with_cas = with_cas
         self._expiry = expiry
@@ -87,7 +98,8 @@ class Retrieval:
             if found is not None:
                 size += _add(pieces, *found)
         if self._next == len(page) and self._place >= len(self._later):
-            pieces.append(END)
+            if self._ends:
+                pieces.append(END)
             self.done = True
         return pieces
 

@@ -73,8 +73,10 @@ class TextSession(TextConversation):
         try:
             if self._retrieval is not None:
                 self._retrieve(self._retrieval)
-            if self._retrieval is None or not self._halted():
-                position, wanted = self._carry_out(data)
+            if self._open is not None and not self._halted():
+                position, wanted = self._read_on(data)
+            if self._open is None and (self._retrieval is None or not self._halted()):
+                position, wanted = self._carry_out(data, position)
         finally:
             self._running = False
         self._fetch_failed = False
@@ -96,8 +98,8 @@ class TextSession(TextConversation):
             self._services.most_value_bytes(0),
         )
 
-    def _carry_out(self, data: bytes) -> tuple[int, int]:
-        """Carry out commands; return how much was used and how much the next one needs.
+    def _carry_out(self, data: bytes, position: int) -> tuple[int, int]:
+        """Carry out commands; return how far it got and how much the next one needs.
 
         The fast paths are inlined here, because a call for each would cost a fifth more. Everything
         else is done by `_one`.
@@ -107,7 +109,7 @@ class TextSession(TextConversation):
         most = self._services.most_value_bytes(0)
         out = self._out
         unsent, limit = self._unsent, self._max_unsent
-        position, size, wanted = 0, len(data), 0
+        size, wanted = len(data), 0
         gets = hits = sets = 0
         serving = self._serving
         while position < size and unsent <= limit:
@@ -173,7 +175,7 @@ class TextSession(TextConversation):
                 wanted = -reached
                 break
             position = reached
-            if self._waiting or self.closing or self._retrieval is not None:
+            if self._waiting or self.closing or self._retrieval is not None or self._open:
                 break
         self._unsent = unsent
         if gets or sets:

@@ -29,6 +29,9 @@ from uprmc.protocol.text_replies import (
 #: Data lengths from here on are malformed, not merely too large.
 LENGTH_LIMIT_BYTES = 2**31 - 2
 
+#: Where a storage line has the length of its data block.
+_LENGTH_AT = 4
+
 #: Least cache_memlimit, in megabytes.
 MEMLIMIT_LEAST_MB = 8
 
@@ -188,7 +191,7 @@ def parse_storage(words: list[bytes]) -> StorageLine:
     key, flags_word, exptime_word = words[1], words[2], words[3]
     flags = 0 if flags_word == b"0" else parse_flags(flags_word)
     exptime = 0 if exptime_word == b"0" else parse_exptime(exptime_word)
-    length = parse_length(words[4])
+    length = parse_length(words[_LENGTH_AT])
     cas = parse_unsigned64(words[5]) if last == 5 else 0
     if (
         len(key) > KEY_MAX_BYTES
@@ -201,6 +204,16 @@ def parse_storage(words: list[bytes]) -> StorageLine:
     return StorageLine(command, key, flags, exptime, length, cas, noreply)
 
 
+def parse_login(words: list[bytes]) -> int | None:
+    """Return how long the name and password are that follow; ``None`` if it is no login.
+
+    It is a ``set`` whose key, flags and expiry time may be anything, as in memcached.
+    """
+    if len(words) <= _LENGTH_AT or words[0] != b"set":
+        return None
+    return parse_length(words[_LENGTH_AT]) or None
+
+
 def parse_retrieval(words: list[bytes]) -> list[bytes]:
     """Read ``get|gets key+`` and return the keys as asked, repetitions included.
 
@@ -209,7 +222,7 @@ def parse_retrieval(words: list[bytes]) -> list[bytes]:
     """
     if len(words) < 2:
         raise TextSyntaxError(ERROR)
-    return _checked_keys(words[1:])
+    return check_keys(words[1:])
 
 
 def parse_touch_and_get(words: list[bytes]) -> TouchAndGetLine:
@@ -223,7 +236,7 @@ def parse_touch_and_get(words: list[bytes]) -> TouchAndGetLine:
     exptime = parse_exptime(words[1])
     if exptime is None:
         raise TextSyntaxError(BAD_EXPTIME)
-    return TouchAndGetLine(exptime, _checked_keys(words[2:]))
+    return TouchAndGetLine(exptime, check_keys(words[2:]))
 
 
 def parse_delete(words: list[bytes]) -> DeleteLine:
@@ -331,7 +344,8 @@ def _checked_key(key: bytes, noreply: bool) -> bytes:
     return key
 
 
-def _checked_keys(keys: list[bytes]) -> list[bytes]:
+def check_keys(keys: list[bytes]) -> list[bytes]:
+    """Return the keys; raises `TextSyntaxError` if one is too long."""
     if keys and max(map(len, keys)) > KEY_MAX_BYTES:
         raise TextSyntaxError(BAD_LINE_FORMAT)
     return keys
