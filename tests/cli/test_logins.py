@@ -250,7 +250,7 @@ def test_whatever_a_user_follows_ends_when_the_user_is_gone(
         assert node.http is not None
         wire = Wire(node.http)
         login = basic_auth(Credentials("eve", "eve's word"))
-        head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {login}\r\n"
+        head = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: {login}\r\n"
         wire.send(f"{head}Accept: text/event-stream\r\n\r\n".encode())
         assert wire.line() == b"HTTP/1.1 200 OK\r\n"
         return wire

@@ -13,7 +13,7 @@ from uprmc.cli import user as verb
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials
 from uprmc.login.users import USERS_MAX, Role, User, Users
-from uprmc.login.users_file import read_users, write_users
+from uprmc.login.users_file import read_file, read_users, write_users
 
 SECRET = bytes(32)
 
@@ -47,7 +47,7 @@ def knows(file: Path, name: str, password: str) -> bool:
 
 def test_a_user_is_added_with_salted_keys_that_only_the_owner_can_read(users: Path) -> None:
     assert users.stat().st_mode & 0o777 == 0o600
-    assert "secret" not in users.read_text()
+    assert "her secret" not in users.read_text()
     assert knows(users, "ann", "her secret")
     assert not knows(users, "ann", "another line")
     assert not knows(users, "bob", "her secret")
@@ -168,3 +168,31 @@ def test_more_users_than_a_node_takes_are_refused(users: Path) -> None:
         write_users(str(users), many)
     write_users(str(users), many[:USERS_MAX])
     assert len(read_users(str(users))) == USERS_MAX
+
+
+def test_what_strangers_are_asked_outlives_restarts_and_changes(
+    here: Here, users: Path, password: Path
+) -> None:
+    def asked() -> bytes:
+        return Users(*read_file(str(users))).verifier("stranger", "sha256").salt
+
+    before = asked()
+    assert asked() == before
+    here("user", "add", "bob", "--role", "read", "--password-file", password, "--users", users)
+    here("user", "remove", "ann", "--users", users)
+    assert asked() == before
+
+
+def test_a_users_file_without_a_secret_gets_one_and_a_bad_one_is_refused(
+    here: Here, users: Path, password: Path
+) -> None:
+    found = json.loads(users.read_text())
+    for secret in (5, "!", "c2hvcnQ="):
+        users.write_text(json.dumps({**found, "secret": secret}))
+        with pytest.raises(ConfigError, match="its secret is none"):
+            read_users(str(users))
+    del found["secret"]
+    users.write_text(json.dumps(found))
+    assert read_file(str(users)) == read_file(str(users))
+    here("user", "roles", "ann", "--role", "read", "--users", users)
+    assert "secret" in json.loads(users.read_text())

@@ -103,7 +103,7 @@ def test_verbs_find_the_views_of_a_node_by_themselves(nodes: Nodes, tmp_path: Pa
 def test_requests_that_are_cut_short_harm_nothing(nodes: Nodes) -> None:
     host, _, port = str(nodes.merger.place).rpartition(":")
     for data in (
-        b"GET /default/_design/d/_view/by_city?reduce=false HTTP/1.1\r\nHost: h\r\n\r\n",
+        b"GET /default/_design/d/_view/by_city?reduce=false HTTP/1.1\r\nHost: localhost\r\n\r\n",
         b"GET /default/_des",
         b"PUT /default/_design/x HTTP/1.1\r\nContent-Length: 500\r\n\r\n{",
         b"\x80\x01\x00\x00" * 6,

@@ -30,7 +30,7 @@ class HandDoor:
         notes: what would be in the audit log.
         delayed: answers to failures that are held back; `let` gives them.
         by_hand: passwords are checked when `let` is called.
-        busy: no password is checked.
+        busy: no password is checked, and nobody learns whether a proof was right.
         slow: answers to right passwords are held back, too.
     """
 
@@ -61,9 +61,12 @@ class HandDoor:
         else:
             check()
 
-    def admit(self, name: str, then: Callable[[], None]) -> bool:
+    def admit(self, name: str, then: Callable[[], None], busy: Callable[[], None]) -> bool:
         found = self.users.find(name)
         assert found is not None
+        if self.busy:
+            self.delayed.append(busy)
+            return False
         self.notes.append(("login", name))
 
         def admitted() -> None:
@@ -79,9 +82,11 @@ class HandDoor:
     def leave(self) -> None:
         self.roles = None
 
-    def refuse(self, name: str, reason: str, then: Callable[[], None]) -> None:
+    def refuse(
+        self, name: str, reason: str, then: Callable[[], None], busy: Callable[[], None]
+    ) -> None:
         self.notes.append(("refused", name))
-        self.delayed.append(then)
+        self.delayed.append(busy if self.busy else then)
 
     def denied(self, command: str) -> None:
         self.notes.append(("denied", command))

@@ -182,6 +182,34 @@ def test_commands_behind_a_login_wait_while_logins_are_slowed(
     door.let()
 
 
+@pytest.mark.parametrize("password", [PASSWORD, "wrong"])
+@pytest.mark.parametrize("way", ["plain", "scram", "text"])
+def test_where_too_many_try_right_and_wrong_passwords_are_put_off_alike(
+    visitor: Visitor, door: HandDoor, way: str, password: str
+) -> None:
+    door.busy = True
+    if way == "text":
+        said = b"set a 0 0 %d\r\nann %b\r\nversion\r\n" % (4 + len(password), password.encode())
+        assert b"\r\nVERSION " in visitor.say(said).removeprefix(b"SERVER_ERROR temporary failure")
+    elif way == "scram":
+        assert scram(visitor, "ann", password) == TEMPORARY
+        assert statuses(visitor.say(frame(NOOP))) == [OK]
+    else:
+        assert statuses(visitor.say(plain("ann", password), frame(NOOP))) == [TEMPORARY, OK]
+    assert door.roles is None
+    assert not visitor.closed
+    door.busy = False
+    assert way == "text" or scram(visitor, "ann") == OK
+
+
+def test_a_login_that_is_put_off_ends_the_one_before(visitor: Visitor, door: HandDoor) -> None:
+    assert scram(visitor, "ann") == OK
+    door.busy = True
+    assert scram(visitor, "bob") == TEMPORARY
+    assert door.roles is None
+    assert statuses(visitor.say(frame(GET, b"k"))) == [AUTH_ERROR]
+
+
 def test_a_second_login_takes_the_place_of_the_first(visitor: Visitor) -> None:
     assert scram(visitor, "ann") == OK
     assert statuses(visitor.say(plain("bob"), store(SET, b"k", b"v"))) == [OK, NO_ACCESS]

@@ -27,7 +27,7 @@ def users_file(directory: Path, **users: str) -> str:
         for name, roles in users.items()
     ]
     path.touch(mode=0o600)
-    path.write_text(users_text(made))
+    path.write_text(users_text(made, b"secret of a test"))
     os.chmod(path, 0o600)
     return str(path)
 

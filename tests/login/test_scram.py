@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from base64 import b64decode
+import hashlib
+from base64 import b64decode, b64encode
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc.errors import ConfigError
+from uprmc.login import scram
 from uprmc.login.credentials import Credentials
 from uprmc.login.exchange import PlainExchange, exchange_for
 from uprmc.login.mechanisms import SCRAMS, LoginRefused, Mechanism, chosen, listed, mechanism_named
@@ -21,6 +24,7 @@ from uprmc.login.scram import (
     prepared,
     verifier_of,
 )
+from uprmc.login.users import HASH_NAMES, SALT_BYTES, Role, Users, new_user
 
 _PENCIL = Credentials("user", "pencil")
 #: RFC 5802 section 5, RFC 7677 section 3: hash, both nonces, salt, proof, the server's signature.
@@ -142,6 +146,59 @@ def test_a_changed_proof_is_refused(change: object) -> None:
         server.final(change(client.answer(server.first(client.first()))))
 
 
+class _Recorder(ClientExchange):
+    """A client that knows the password, and says what it likes in its proof."""
+
+    def proof_of(self, challenge: bytes, binding: bytes, nonce: bytes) -> bytes:
+        salt, iterations = self._asked(challenge)
+        key = scram.salted("pencil", salt, iterations, self._hash_name)
+        said = b"c=%b,r=%b" % (binding, nonce)
+        client_key = scram._hmac(key, b"Client Key", self._hash_name)
+        stored = hashlib.new(self._hash_name, client_key).digest()
+        spoken = self._bare + b"," + challenge + b"," + said
+        proof = scram._xor(client_key, scram._hmac(stored, spoken, self._hash_name))
+        return said + b",p=" + b64encode(proof)
+
+
+@pytest.mark.parametrize(
+    ("binding", "nonce", "let_in"),
+    [
+        (b"biws", b"ab", True),
+        (b"biws", b"a", False),
+        (b"biws", b"b", False),
+        (b"biws", b"abc", False),
+        (b"biws", b"aB", False),
+        (b"eSws", b"ab", False),
+        (b"biwsYQ==", b"ab", False),
+    ],
+)
+def test_a_proof_that_fits_what_it_says_must_say_this_exchanges_nonce_and_binding(
+    binding: bytes, nonce: bytes, let_in: bool
+) -> None:
+    """The signature alone would be right: it covers what the client says, whatever that is."""
+    client = _Recorder(_PENCIL, "sha256", b"a")
+    kept = verifier_of("pencil", b"salt", 4096, "sha256")
+    server = ServerExchange("sha256", lambda _: kept, b"b")
+    proof = client.proof_of(server.first(client.first()), binding, nonce)
+    if let_in:
+        assert server.final(proof)
+    else:
+        with pytest.raises(BadExchange, match="another exchange"):
+            server.final(proof)
+
+
+@pytest.mark.parametrize("nonce", [b"bc", b"B", b"xb"])
+def test_a_proof_that_was_overheard_fits_no_exchange_with_another_nonce(nonce: bytes) -> None:
+    client, server = _exchange()
+    proof = client.answer(server.first(client.first()))
+    again = ServerExchange(
+        "sha256", lambda _: verifier_of("pencil", b"salt", 4096, "sha256"), nonce
+    )
+    again.first(ClientExchange(Credentials("user", "pencil"), "sha256", b"a").first())
+    with pytest.raises(BadExchange, match="another exchange"):
+        again.final(proof)
+
+
 @pytest.mark.parametrize(
     "challenge",
     [
@@ -198,3 +255,52 @@ def test_plain_says_name_and_password_and_answers_no_challenge() -> None:
     assert plain.first() == b"\0user\0pencil"
     with pytest.raises(BadExchange):
         plain.answer(b"more")
+
+
+# --- strangers ------------------------------------------------------------------------------------
+
+_SECRET = bytes(range(32))
+
+
+def _users(count: int, secret: bytes = _SECRET) -> Users:
+    salts = [bytes([number]) * 16 for number in range(3)]
+    many = [
+        new_user(Credentials(f"user{number}", "pencil"), {Role.READ}, salts, 4096)
+        for number in range(count)
+    ]
+    costly = [
+        replace(
+            user,
+            verifiers={
+                name: replace(kept, iterations=10_000) for name, kept in user.verifiers.items()
+            },
+        )
+        for user in many[: count // 4]
+    ]
+    return Users([*costly, *many[count // 4 :]], secret)
+
+
+def test_a_stranger_is_asked_what_a_user_may_be_asked_and_always_the_same() -> None:
+    users, later = _users(8), _users(8)
+    asked = []
+    for number in range(400):
+        found = [users.verifier(f"stranger{number}", name) for name in HASH_NAMES]
+        assert found == [later.verifier(f"stranger{number}", name) for name in HASH_NAMES]
+        assert len({kept.salt for kept in found}) == len(HASH_NAMES)
+        assert {len(kept.salt) for kept in found} == {SALT_BYTES}
+        (iterations,) = {kept.iterations for kept in found}
+        asked.append(iterations)
+        for name, kept in zip(HASH_NAMES, found, strict=True):
+            mine = users.verifier("user1", name)
+            sizes = [(len(each.stored_key), len(each.server_key)) for each in (kept, mine)]
+            assert sizes[0] == sizes[1]
+    assert set(asked) == {4096, 10_000}
+    assert 60 < asked.count(10_000) < 140  # a quarter, as of the users
+    other = _users(8, bytes(32))
+    assert other.verifier("stranger1", "sha1").salt != users.verifier("stranger1", "sha1").salt
+    assert Users([], _SECRET).verifier("x", "sha1").iterations == 4096
+
+
+def test_names_that_are_one_for_users_are_one_for_strangers() -> None:
+    users = _users(1)
+    assert users.verifier("\uff41nn", "sha256") == users.verifier("ann", "sha256")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,6 +25,7 @@ from uprmc.server.brakes import (
     DELAY_S,
     FORGIVEN_EVERY_S,
     REMEMBERED_MAX,
+    WAIT_MAX_S,
     Brakes,
 )
 
@@ -66,29 +67,87 @@ def brakes() -> Brakes:
 # --- brakes -------------------------------------------------------------------------------------
 
 
+#: What the answers to one failure after the other wait for.
+DELAYS = [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0]
+
+
+def one_after_the_other(
+    brakes: Brakes, peers: Iterable[tuple[str, str]], now: float = 0.0
+) -> list[float | None]:
+    """Fail each after the answer to the one before."""
+    found = []
+    for peer, name in peers:
+        found.append(brakes.failed(peer, name, now))
+        now += found[-1] or 0.0
+    return found
+
+
 def test_who_goes_on_failing_waits_longer_with_right_passwords_too(brakes: Brakes) -> None:
-    delays = [brakes.failed(f"10.0.0.7:{port}", f"user{port}", 0.0) for port in range(12)]
-    assert delays[0] == DELAY_S
-    assert delays == sorted(delays)
-    assert delays[-1] == DELAY_MAX_S
-    assert brakes.succeeded("10.0.0.8:1", "ann", 0.0) == 0.0
-    assert brakes.succeeded("10.0.0.7:9", "ann", 0.0) == DELAY_MAX_S
-    assert brakes.failed("10.0.0.7:1", "bob", 0.0) == DELAY_S  # the success ended it
+    guesses = [(f"10.0.0.7:{port}", f"user{port}") for port in range(8)]
+    assert one_after_the_other(brakes, guesses) == pytest.approx(DELAYS)
+    now = sum(DELAYS)
+    assert brakes.succeeded("10.0.0.8:1", "ann", now) == 0.0
+    assert brakes.wait_s("10.0.0.7:9", "ann", now) == DELAY_MAX_S
+    assert brakes.succeeded("10.0.0.7:9", "ann", now) == DELAY_MAX_S
+    assert brakes.failed("10.0.0.7:1", "bob", now) == DELAY_S  # the success ended it
 
 
 def test_one_name_from_many_addresses_waits_longer_and_forgives_with_time(brakes: Brakes) -> None:
-    delays = [brakes.failed(f"10.0.{number}.7:1", "ann", 0.0) for number in range(12)]
-    assert delays[-1] == DELAY_MAX_S
-    assert brakes.succeeded("10.9.0.1:1", "ann", 0.0) == DELAY_MAX_S
-    assert brakes.failed("10.9.0.2:1", "ann", 0.0) == DELAY_MAX_S  # and the success did not
-    assert brakes.failed("10.9.0.3:1", "bob", 0.0) == DELAY_S
-    assert brakes.succeeded("10.9.0.4:1", "ann", 6 * FORGIVEN_EVERY_S - 1) == DELAY_S
-    assert brakes.succeeded("10.9.0.5:1", "ann", 6 * FORGIVEN_EVERY_S) == 0.0
+    guesses = [(f"10.0.{number}.7:1", "ann") for number in range(8)]
+    assert one_after_the_other(brakes, guesses) == pytest.approx(DELAYS)
+    now = sum(DELAYS)
+    assert brakes.succeeded("10.9.0.1:1", "ann", now) == DELAY_MAX_S
+    assert brakes.failed("10.9.0.2:1", "ann", now + 1) == DELAY_MAX_S  # and the success did not
+    assert brakes.failed("10.9.0.3:1", "bob", now + 1) == DELAY_S
+    later = now + 1 + 6 * FORGIVEN_EVERY_S
+    assert brakes.succeeded("10.9.0.4:1", "ann", later - 1) == DELAY_S
+    assert brakes.succeeded("10.9.0.5:1", "ann", later) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("where", "most"),
+    [
+        (lambda number: ("10.0.0.7:1", "ann"), 35),  # one every two seconds
+        (lambda number: ("10.0.0.7:1", f"user{number}"), 130),  # one every half second
+        (lambda number: (f"10.{number >> 8}.{number & 255}.7:1", "ann"), 610),  # ten a second
+    ],
+    ids=["one name from one address", "many names", "many addresses"],
+)
+def test_the_number_of_connections_makes_guessing_no_faster(
+    brakes: Brakes, where: Callable[[int], tuple[str, str]], most: int
+) -> None:
+    """A minute of a thousand guesses a second, whose answers nobody waits for."""
+    tried = 0
+    for number in range(60_000):
+        now = number / 1000
+        peer, name = where(number)
+        waits_s = brakes.failed(peer, name, now)
+        assert waits_s is None or waits_s <= WAIT_MAX_S
+        tried += waits_s is not None
+    assert tried <= most
+    assert tried >= most // 2  # those who come slowly are not kept out by those who do not
+
+
+def test_a_right_password_is_put_off_as_a_wrong_one_is(brakes: Brakes) -> None:
+    answers = [brakes.failed("10.0.0.7:1", "ann", 0.0) for _ in range(9)]
+    assert answers[:4] == pytest.approx([0.1, 0.3, 0.7, 1.5])
+    assert set(answers[4:]) == {None}
+    assert brakes.wait_s("10.0.0.7:1", "ann", 0.0) is None
+    assert brakes.succeeded("10.0.0.7:1", "ann", 0.0) is None
+    assert not brakes.knows("10.0.0.7:1", "ann")
+    assert brakes.succeeded("10.0.0.7:1", "ann", 1.5) == pytest.approx(0.8)
+    assert brakes.succeeded("10.0.0.7:1", "ann", 1.5) == 0.0
+
+
+def test_who_comes_from_elsewhere_gets_in_while_others_guess(brakes: Brakes) -> None:
+    for number in range(5_000):
+        brakes.failed("10.0.0.7:1", "ann", number / 1000)
+    assert brakes.succeeded("10.0.0.9:1", "ann", 5.0) is not None
 
 
 def test_a_clock_that_goes_back_makes_no_failures(brakes: Brakes) -> None:
     brakes.failed("10.0.0.7:1", "ann", 9_000.0)
-    assert brakes.succeeded("10.0.0.7:1", "ann", 0.0) == DELAY_S
+    assert brakes.succeeded("10.0.0.8:1", "ann", 9_001.0) == DELAY_S
 
 
 def test_a_user_is_not_slowed_where_she_has_logged_in_before(brakes: Brakes) -> None:
@@ -96,29 +155,30 @@ def test_a_user_is_not_slowed_where_she_has_logged_in_before(brakes: Brakes) -> 
     for number in range(50):
         brakes.failed(f"10.0.{number}.7:1", "ann", 0.0)
         brakes.failed("10.0.0.1:7", "eve", 0.0)
-    assert brakes.succeeded("10.0.0.1:6", "ann", 0.0) == 0.0
-    guesses = [brakes.failed("10.0.0.1:7", "ann", 0.0) for _ in range(9)]
-    assert guesses[-1] == DELAY_MAX_S
-    assert brakes.succeeded("10.0.0.1:6", "ann", 0.0) == DELAY_MAX_S  # which is all that it can do
-    assert brakes.succeeded("10.0.0.1:6", "ann", 6 * FORGIVEN_EVERY_S) == 0.0
+    assert [brakes.succeeded("10.0.0.1:6", "ann", 0.0) for _ in range(100)] == [0.0] * 100
+    assert one_after_the_other(brakes, [("10.0.0.1:7", "ann")] * 8) == pytest.approx(DELAYS)
+    now = sum(DELAYS)
+    # That is all that it can do.
+    assert brakes.succeeded("10.0.0.1:6", "ann", now) == DELAY_MAX_S
+    assert brakes.succeeded("10.0.0.1:6", "ann", now + 6 * FORGIVEN_EVERY_S) == 0.0
 
 
 def test_what_is_remembered_of_logins_has_a_limit(brakes: Brakes) -> None:
     for number in range(REMEMBERED_MAX + 1):
         brakes.failed(f"10.1.{number}:1", f"user{number}", 0.0)
         brakes.succeeded(f"10.2.{number}:1", f"other{number}", 0.0)
-    sizes = {len(table) for table in (brakes.hosts, brakes.names, brakes.known)}
+    sizes = {len(table) for table in (brakes.hosts, brakes.names, brakes.known, brakes._free)}
     assert sizes == {REMEMBERED_MAX}
-    assert brakes.failed("10.1.0:1", "user0", 0.0) == DELAY_S  # the oldest is forgotten
-    assert brakes.failed("10.1.2:1", "new", 0.0) == 2 * DELAY_S
+    assert brakes.failed("10.1.0:1", "user0", 1.0) == DELAY_S  # the oldest is forgotten
+    assert brakes.failed("10.1.2:1", "new", 1.0) == 2 * DELAY_S
 
 
 def test_a_network_of_ipv6_is_one_address(brakes: Brakes) -> None:
     brakes.failed("[2001:db8:1:2::3]:5", "ann", 0.0)
-    assert brakes.failed("[2001:db8:1:2:ffff::1]:5", "bob", 0.0) == 2 * DELAY_S
+    assert brakes.failed("[2001:db8:1:2:ffff::1]:5", "bob", 1.0) == 2 * DELAY_S
     assert brakes.failed("[2001:db8:1:3::3]:5", "eve", 0.0) == DELAY_S
     brakes.failed("[::ffff:10.0.0.1]:5", "tom", 0.0)
-    assert brakes.failed("10.0.0.1:5", "tim", 0.0) == 2 * DELAY_S
+    assert brakes.failed("10.0.0.1:5", "tim", 1.0) == 2 * DELAY_S
     assert brakes.failed("[fe80::1%eth0]:5", "kim", 0.0) == DELAY_S
 
 
@@ -140,7 +200,7 @@ def test_passwords_wait_for_the_thread_up_to_a_limit(access: Access, loop: Loop)
     assert answers == [None]  # the one too many, at once
     loop.until(lambda: len(answers) == WAITING_MAX + 1)
     assert answers.count(True) == WAITING_MAX
-    access.admit(HERE, "ann")
+    access.admit(HERE, "upr", "ann")
     for _ in range(2 * WAITING_MAX + 1):  # who is known here finds room behind others
         access.check(HERE, ANN, answers.append)
     assert answers.count(None) == 2
@@ -168,7 +228,7 @@ def test_a_password_in_clear_is_taken_where_nobody_listens(access: Access) -> No
 def test_a_reload_revokes_those_who_changed_and_nobody_else(access: Access, path: str) -> None:
     doors = {name: access.door("127.0.0.1:5", "upr", tls=False) for name in ("ann", "bob")}
     for name, door in doors.items():
-        door.admit(name, done)
+        door.admit(name, done, done)
     access.reload(path)
     assert not any(door.over(1e9) for door in doors.values())
     write(Path(path), ann="other", bob="pencil", eve="pencil")
@@ -186,7 +246,7 @@ def test_a_login_that_began_before_a_reload_does_not_outlive_it(access: Access, 
     write(Path(path), ann="other")
     access.reload(path)
     for door in (begun, checked):
-        door.admit("ann", done)
+        door.admit("ann", done, done)
         assert door.over(1.0)
 
 
@@ -207,7 +267,7 @@ def test_who_does_not_log_in_in_time_is_disconnected(access: Access) -> None:
     assert not door.over(5.0)
     assert not door.over(5.0 + LOGIN_TIMEOUT_S - 0.001)
     assert door.over(5.0 + LOGIN_TIMEOUT_S)
-    door.admit("ann", done)
+    door.admit("ann", done, done)
     assert not door.over(1e9)
     door.leave()  # a login that failed
     assert not door.over(1e9 + 1)

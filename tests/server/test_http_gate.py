@@ -18,6 +18,7 @@ from uprmc.login.credentials import Credentials
 from uprmc.login.scram import ITERATIONS_MIN
 from uprmc.login.users import HASH_NAMES, Role, Users, new_user
 from uprmc.login.users_file import write_users
+from uprmc.server import access, http_gate
 from uprmc.server.access import REMEMBERED_MAX, Access
 from uprmc.server.audit import Audit
 from uprmc.server.http_gate import gate, role_of_page, role_of_views
@@ -173,6 +174,21 @@ def test_a_right_password_waits_too_while_logins_of_its_user_fail(web: Web) -> N
     assert web.loop.reactor.seconds() - began >= 0.19
     assert web.get("/metrics", "ann:pencil").code == 200  # it is remembered: no login any more
     assert web.stats.auth_cmds == 1
+
+
+def test_a_guesser_learns_nothing_more_where_the_right_password_is_remembered(
+    web: Web, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (access, http_gate):
+        monkeypatch.setattr(module, "PUT_OFF_S", 0.01)
+    assert web.get("/metrics", "ann:pencil").code == 200
+    now = web.loop.reactor.seconds()
+    brakes = web.access.brakes
+    brakes.known.put(("127.0.0.1", b"ann"), 5, now)
+    brakes._free["127.0.0.1", b"ann"] = now + 60  # as after many guesses
+    for login in ("ann:pencil", "ann:wrong"):
+        assert web.get("/metrics", login).code == 503
+    assert web.noted()[-1] == ("ann", "login", "refused")
 
 
 @pytest.mark.parametrize("given", [b"", b"!!", b64encode(b"ann"), b64encode(b":x"), b"A" * 9_000])

@@ -198,7 +198,7 @@ def test_connections_over_tls_leave_nothing(tmp_path: Path) -> None:
     tls = {"server__tls_cert": certificate, "server__tls_key": key}
     with quiet_node(tmp_path / "data", **tls) as (node, loop):
         rounds(node, loop, "memcached", 200, [talk, say(b"no TLS at all\r\n" * 9, b"")])
-        ask = partial(talk, data=b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        ask = partial(talk, data=b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         visit(loop, node.addresses()["http"], [ask, say(b"GET / HTTP/1.1\r\n\r\n", b"https")])
         collector.tend()  # a TLS connection's end is an exception in a young cycle of its own
         assert alive() == Counter()
@@ -207,9 +207,9 @@ def test_connections_over_tls_leave_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "talk",
     [
-        say(b"GET /status.json HTTP/1.1\r\nHost: x\r\n\r\n", b"listeners"),
+        say(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n", b"listeners"),
         say(b"GET /metrics HTTP/1.0\r\n\r\n", b"uprmc_ready"),
-        say(b"POST /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n", b"413"),
+        say(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n", b"413"),
         say(b"GET /healthz HT", b""),
     ],
 )

@@ -41,17 +41,23 @@ class Door(Protocol):
     def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
         """Check a password; `checked` is told, now or later. ``None`` = too many are waiting."""
 
-    def admit(self, name: str, then: Callable[[], None]) -> bool:
+    def admit(self, name: str, then: Callable[[], None], busy: Callable[[], None]) -> bool:
         """Let a user in whose password was right, and call `then`; `roles` are the user's then.
 
-        That is now, or later while logins fail; returns whether it is done.
+        That is now, or later while logins fail; returns whether it is done. If too many try, `busy`
+        is called instead a while later, as for a wrong password: nothing shows which it was.
         """
 
     def leave(self) -> None:
         """Forget who has logged in; `roles` is ``None`` afterwards."""
 
-    def refuse(self, name: str, reason: str, then: Callable[[], None]) -> None:
-        """Note that a login failed; `then` is called later, the later the more have failed."""
+    def refuse(
+        self, name: str, reason: str, then: Callable[[], None], busy: Callable[[], None]
+    ) -> None:
+        """Note that a login failed; `then` is called later, the later the more have failed.
+
+        If too many try, `busy` is called instead.
+        """
 
     def denied(self, command: str) -> None:
         """Note that a command was refused because a role is missing."""

@@ -83,8 +83,7 @@ def step(session: BinaryConversation, request: Request, door: Door) -> None:
     except LoginRefused as error:
         _refuse(session, request, door, exchange.username, str(error))
     else:
-        if not _admit(session, request, door, exchange.username, proof):
-            session.suspend()
+        _admit(session, request, door, exchange.username, proof)
 
 
 def _check_plain(session: BinaryConversation, request: Request, door: Door) -> None:
@@ -104,10 +103,9 @@ def _check_plain(session: BinaryConversation, request: Request, door: Door) -> N
         if session.lost:
             return
         if right:
-            _admit(session, request, door, name, _AUTHENTICATED)
+            _admit(session, request, door, name, _AUTHENTICATED, resume)
         elif right is None:
-            session.reply(request, Status.TEMPORARY_FAILURE)
-            resume()
+            _put_off(session, request, door, resume)
         else:
             _refuse(session, request, door, name, "wrong name or password", resume)
 
@@ -115,17 +113,46 @@ def _check_plain(session: BinaryConversation, request: Request, door: Door) -> N
 
 
 def _admit(
-    session: BinaryConversation, request: Request, door: Door, name: str, value: bytes
-) -> bool:
-    """Let a user in; tell whether that is done, or the session has to wait."""
+    session: BinaryConversation,
+    request: Request,
+    door: Door,
+    name: str,
+    value: bytes,
+    resume: Callable[[], None] | None = None,
+) -> None:
+    """Let a user in, now or later; `resume` continues a session that waits."""
     session.stats.auth_cmds += 1
+    waits = [] if resume is None else [resume]
 
     def admitted() -> None:
         if not session.lost:
             session.reply(request, value=value)
             session.begin_anew()
 
-    return door.admit(name, admitted)
+    done = door.admit(name, admitted, lambda: _put_off(session, request, door, *waits))
+    if not (done or waits):
+        waits.append(session.suspend())
+
+
+def _put_off(
+    session: BinaryConversation,
+    request: Request,
+    door: Door,
+    resume: Callable[[], None],
+) -> None:
+    """Answer that too many try to log in now, whatever the password was."""
+    if not session.lost:
+        session.reply(request, Status.TEMPORARY_FAILURE)
+        _stay_out(session, door, resume)
+
+
+def _stay_out(session: BinaryConversation, door: Door, resume: Callable[[], None]) -> None:
+    """End the login before this one: who shares a connection must not act as another user."""
+    if door.roles is None:
+        resume()
+    else:
+        door.leave()
+        session.begin_anew()
 
 
 def _refuse(
@@ -136,10 +163,7 @@ def _refuse(
     reason: str,
     resume: Callable[[], None] | None = None,
 ) -> None:
-    """Answer that the login failed, after a while that grows with each failure.
-
-    It ends the login before it, too: who shares a connection must not act as another user.
-    """
+    """Answer that the login failed, after a while that grows with each failure."""
     session.stats.auth_cmds += 1
     session.stats.auth_errors += 1
     go_on = resume or session.suspend()
@@ -148,13 +172,9 @@ def _refuse(
         if session.lost:
             return
         session.reply(request, Status.AUTH_ERROR)
-        if door.roles is None:
-            go_on()
-        else:
-            door.leave()
-            session.begin_anew()
+        _stay_out(session, door, go_on)
 
-    door.refuse(name, reason, answer)
+    door.refuse(name, reason, answer, lambda: _put_off(session, request, door, go_on))
 
 
 LOGIN_COMMANDS: dict[int, Handler] = {

@@ -103,8 +103,7 @@ class TextStranger(Conversation):
             if right:
                 self._admit(credentials.username)
             elif right is None:
-                self._send(TEMPORARY_FAILURE)
-                self._resume()
+                self._put_off()
             else:
                 self._refuse(credentials.username, "wrong name or password")
 
@@ -118,7 +117,13 @@ class TextStranger(Conversation):
                 self._send(STORED)
                 self._become(TextSession(self._services, self._wake))
 
-        self._door.admit(name, admitted)
+        self._door.admit(name, admitted, self._put_off)
+
+    def _put_off(self) -> None:
+        """Answer that too many try to log in now, whatever the password was."""
+        if not self._lost:
+            self._send(TEMPORARY_FAILURE)
+            self._resume()
 
     def _refuse(self, name: str, reason: str, line: bytes = WRONG_PASSWORD) -> None:
         stats = self._services.bucket.stats
@@ -131,7 +136,7 @@ class TextStranger(Conversation):
                 self._send(line)
                 self._resume()
 
-        self._door.refuse(name, reason, answer)
+        self._door.refuse(name, reason, answer, self._put_off)
 
     @property
     def _door(self) -> Door:

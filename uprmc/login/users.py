@@ -1,6 +1,8 @@
 """The users of a node: their roles and what is kept of their passwords, and the file they are in.
 
-The file is JSON, so that people can read it; ``uprmc user`` writes it. It contains no password.
+The file is JSON, so that people can read it; ``uprmc user`` writes it. It contains no password. Its
+secret makes up what strangers are asked, so that they are asked the same after each restart, as
+users are.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from binascii import Error as Base64Error
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 from uprmc.errors import ConfigError
@@ -31,6 +34,7 @@ VERSION = 1
 FILE_MAX_BYTES = 16 * 1024 * 1024
 USERS_MAX = 10_000
 SALT_BYTES = 16
+SECRET_BYTES = 32
 
 HASH_NAMES = tuple(each.hash_name for each in SCRAMS)
 
@@ -66,16 +70,16 @@ class Users:
 
     Args:
         users: who they are.
-        secret: random; makes what strangers are asked look like what users are asked.
+        secret: of the file; makes what strangers are asked look like what users are asked.
     """
 
     def __init__(self, users: Iterable[User], secret: bytes) -> None:
         self._by_name = {prepared(user.name): user for user in users}
         self._secret = secret
-        first = next(iter(self._by_name.values()), None)
-        self._iterations = (
-            first.verifiers[HASH_NAMES[0]].iterations if first else ITERATIONS_DEFAULT
-        )
+        self._iterations = {
+            name: sorted(user.verifiers[name].iterations for user in self._by_name.values())
+            for name in HASH_NAMES
+        }
 
     def find(self, name: str) -> User | None:
         """Return a user, ``None`` if there is none of this name."""
@@ -86,9 +90,19 @@ class Users:
         user = self.find(name)
         if user is not None:
             return user.verifiers[hash_name]
-        false = hmac.digest(self._secret, prepared(name) + hash_name.encode(), "sha512")
+        who = prepared(name)
+        false = hmac.digest(self._secret, who + b"\0" + hash_name.encode(), "sha512")
         size = hmac.new(b"", b"", hash_name).digest_size
-        return Verifier(false[:SALT_BYTES], self._iterations, false[-size:], false[:size])
+        iterations = self._iterations_of_stranger(who, hash_name)
+        return Verifier(false[:SALT_BYTES], iterations, false[-size:], false[:size])
+
+    def _iterations_of_stranger(self, who: bytes, hash_name: str) -> int:
+        """Return as many as some user has: each number as often as among users."""
+        found = self._iterations[hash_name]
+        if not found:
+            return ITERATIONS_DEFAULT
+        chance = int.from_bytes(hmac.digest(self._secret, who, "sha256")[:8])
+        return found[chance * len(found) >> 64]
 
     def knows(self, credentials: Credentials) -> bool:
         """Tell whether name and password are those of a user; costs some milliseconds."""
@@ -123,7 +137,7 @@ def roles_in(text: str) -> frozenset[Role]:
     return frozenset(map(Role, words))
 
 
-def users_text(users: Iterable[User]) -> str:
+def users_text(users: Iterable[User], secret: bytes) -> str:
     """Return the contents of a users file."""
     rows = [
         {
@@ -141,11 +155,14 @@ def users_text(users: Iterable[User]) -> str:
         }
         for user in users
     ]
-    return json.dumps({"uprmc_users": VERSION, "users": rows}, indent=1) + "\n"
+    found = {"uprmc_users": VERSION, "secret": b64encode(secret).decode(), "users": rows}
+    return json.dumps(found, indent=1) + "\n"
 
 
-def parse_users(text: str, place: str) -> list[User]:
-    """Read the contents of a users file; `place` is its name, for messages.
+def parse_users(text: str, place: str) -> tuple[list[User], bytes]:
+    """Read the users and the secret in a users file; `place` is its name, for messages.
+
+    A file without a secret has one that changes with its users.
 
     Raises:
         ConfigError: it is not whole, or none; one line.
@@ -158,6 +175,14 @@ def parse_users(text: str, place: str) -> list[User]:
         raise ConfigError(f"{place}: this is no users file") from None
     if not isinstance(found, dict) or found.get("uprmc_users") != VERSION:
         raise ConfigError(f"{place}: this is no users file of version {VERSION}")
+    secret = sha256(text.encode()).digest()
+    if "secret" in found:
+        try:
+            secret = b64decode(found["secret"], validate=True)
+        except (TypeError, ValueError, Base64Error):
+            secret = b""
+        if len(secret) < SALT_BYTES:
+            raise ConfigError(f"{place}: its secret is none; leave it out, 'uprmc user' makes one")
     rows = found.get("users")
     if not isinstance(rows, list) or len(rows) > USERS_MAX:
         raise ConfigError(f"{place}: users must be a list of at most {USERS_MAX}")
@@ -169,7 +194,7 @@ def parse_users(text: str, place: str) -> list[User]:
             raise ConfigError(f"{place}: user {number} is incomplete ({error})") from None
         if users.setdefault(prepared(user.name), user) is not user:
             raise ConfigError(f"{place}: the user {user.name!r} is there twice")
-    return list(users.values())
+    return list(users.values()), secret
 
 
 def _user(row: Any) -> User:

@@ -5,19 +5,31 @@ from __future__ import annotations
 import fcntl
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from uprmc.errors import ConfigError
-from uprmc.login.users import FILE_MAX_BYTES, USERS_MAX, User, parse_users, users_text
+from uprmc.login.users import (
+    FILE_MAX_BYTES,
+    SECRET_BYTES,
+    USERS_MAX,
+    User,
+    parse_users,
+    users_text,
+)
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _UNFINISHED = ".new"
 
 
 def read_users(path: str) -> list[User]:
-    """Read the users in a file.
+    """Read the users in a file; raises as `read_file`."""
+    return read_file(path)[0]
+
+
+def read_file(path: str) -> tuple[list[User], bytes]:
+    """Read the users in a file, and its secret.
 
     Raises:
         ConfigError: it cannot be read, others can read it, or it is not whole; one line.
@@ -42,8 +54,12 @@ def read_users(path: str) -> list[User]:
     return parse_users(text, f"the users file {path}")
 
 
-def write_users(path: str, users: Iterable[User]) -> None:
+def write_users(
+    path: str, users: Iterable[User], entropy: Callable[[int], bytes] = os.urandom
+) -> None:
     """Replace the file, or make it: a reader finds the old users or the new ones.
+
+    The secret stays the same.
 
     Raises:
         ConfigError: it cannot be written, or there are too many users.
@@ -51,10 +67,11 @@ def write_users(path: str, users: Iterable[User]) -> None:
     kept = list(users)
     if len(kept) > USERS_MAX:
         raise ConfigError(f"a node has at most {USERS_MAX} users")
+    secret = read_file(path)[1] if os.path.lexists(path) else entropy(SECRET_BYTES)
     unfinished = path + _UNFINISHED
     try:
         try:
-            _write_new(unfinished, users_text(kept).encode())
+            _write_new(unfinished, users_text(kept, secret).encode())
             os.replace(unfinished, path)
         except OSError:
             with suppress(OSError):

@@ -24,7 +24,7 @@ from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import Mechanism
 from uprmc.login.scram import ServerExchange
 from uprmc.login.users import Role, User, Users
-from uprmc.login.users_file import read_users
+from uprmc.login.users_file import read_file
 from uprmc.server.audit import Audit
 from uprmc.server.brakes import Brakes
 from uprmc.server.log import Log, Throttle
@@ -34,6 +34,10 @@ SETTING = "server.users"
 #: Passwords that wait for the thread; more are told to come again. Users who have logged in from
 #: the same address before still find room, up to twice as many.
 WAITING_MAX = 64
+
+#: Who is put off because too many try gets the answer after this time: it is no reason to try again
+#: at once.
+PUT_OFF_S = 1.0
 
 #: Strangers are disconnected after this time if the settings do not say otherwise.
 LOGIN_TIMEOUT_S = 60.0
@@ -49,10 +53,10 @@ _LOOPBACK = ("127.", "[::1]", "unix")
 _log = Log("access")
 
 
-def load_users(path: str, secret: bytes) -> Users:
+def load_users(path: str) -> Users:
     """Read a users file; raises `ConfigError`."""
     try:
-        return Users(read_users(path), secret)
+        return Users(*read_file(path))
     except ConfigError as error:
         raise ConfigError(f"{SETTING}: {error}") from None
 
@@ -90,7 +94,7 @@ class Access:
         self.stats = stats
         self._reactor = reactor
         self._secret = os.urandom(32)
-        self.users = load_users(path, self._secret)
+        self.users = load_users(path)
         self._pool = ThreadPool(minthreads=0, maxthreads=1, name="uprmc-logins")
         self._waiting = 0
         self.brakes = Brakes()
@@ -102,7 +106,7 @@ class Access:
 
         Connections of users who are gone, or have another password or other roles, are closed.
         """
-        self.users = load_users(path, self._secret)
+        self.users = load_users(path)
         self._remembered.clear()
         for reloaded in self.on_reload:
             reloaded()
@@ -130,9 +134,13 @@ class Access:
         self, peer: str, credentials: Credentials, checked: Callable[[bool | None], None]
     ) -> None:
         """Check a password in the thread; see `kv.door.Door`."""
-        known = self.brakes.knows(peer, credentials.username)
+        name, now = credentials.username, self._reactor.seconds()
+        known = self.brakes.knows(peer, name)
         if self._waiting >= WAITING_MAX * (2 if known else 1):
             checked(None)
+            return
+        if self.brakes.wait_s(peer, name, now) is None:
+            self.later(PUT_OFF_S, lambda: checked(None))
             return
         if not self._pool.started:
             self._pool.start()
@@ -174,17 +182,27 @@ class Access:
 
         self.check(peer, credentials, remember)
 
-    def refuse(self, peer: str, listener: str, name: str, reason: str) -> float:
-        """Note a failed login; returns after how many seconds it is to be answered."""
+    def refuse(self, peer: str, listener: str, name: str, reason: str) -> float | None:
+        """Note a failed login; returns after how many seconds it is to be answered.
+
+        ``None`` = it is to be answered after `PUT_OFF_S`, that too many try.
+        """
         self.audit.note(peer, listener, name, "login", "refused")
         held_back = self._throttle.passed()
         if held_back is not None:
             _log.warn("login_refused", peer=peer, user=name, reason=reason, unlogged=held_back)
         return self.brakes.failed(peer, name, self._reactor.seconds())
 
-    def admit(self, peer: str, name: str) -> float:
-        """Note a right password; returns after how many seconds it is to be answered."""
-        return self.brakes.succeeded(peer, name, self._reactor.seconds())
+    def admit(self, peer: str, listener: str, name: str) -> float | None:
+        """Note a right password; returns the same, ``None`` = the user is not let in."""
+        delay_s = self.brakes.succeeded(peer, name, self._reactor.seconds())
+        if delay_s is None:
+            self.audit.note(peer, listener, name, "login", "refused")
+        return delay_s
+
+    def is_slowed(self, peer: str, name: str) -> bool:
+        """Tell whether logins of a name from there have to wait now."""
+        return self.brakes.wait_s(peer, name, self._reactor.seconds()) != 0.0
 
     def later(self, delay_s: float, then: Callable[[], None]) -> None:
         """Call something after a while."""
@@ -236,9 +254,12 @@ class ConnectionDoor:
         self._users = self._access.users
         self._access.check(self._peer, credentials, checked)
 
-    def admit(self, name: str, then: Callable[[], None]) -> bool:
-        """Let a user in, at once or later."""
-        delay_s = self._access.admit(self._peer, name)
+    def admit(self, name: str, then: Callable[[], None], busy: Callable[[], None]) -> bool:
+        """Let a user in, at once or later, if not too many try."""
+        delay_s = self._access.admit(self._peer, self._listener, name)
+        if delay_s is None:
+            self._access.later(PUT_OFF_S, busy)
+            return False
 
         def admitted() -> None:
             self._enter(name)
@@ -263,9 +284,15 @@ class ConnectionDoor:
         self._name, self._user, self.roles = "", None, None
         self._stranger_since = None
 
-    def refuse(self, name: str, reason: str, then: Callable[[], None]) -> None:
+    def refuse(
+        self, name: str, reason: str, then: Callable[[], None], busy: Callable[[], None]
+    ) -> None:
         """Note that a login failed."""
-        self._access.later(self._access.refuse(self._peer, self._listener, name, reason), then)
+        delay_s = self._access.refuse(self._peer, self._listener, name, reason)
+        if delay_s is None:
+            self._access.later(PUT_OFF_S, busy)
+        else:
+            self._access.later(delay_s, then)
 
     def denied(self, command: str) -> None:
         """Note that a command was refused."""

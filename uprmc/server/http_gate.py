@@ -22,7 +22,7 @@ from twisted.web.server import NOT_DONE_YET, Request
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import NAME_MAX_BYTES, PASSWORD_MAX_BYTES, Credentials
 from uprmc.login.users import Role, User
-from uprmc.server.access import Access, stays_here
+from uprmc.server.access import PUT_OFF_S, Access, stays_here
 from uprmc.server.adapter import peer_text
 from uprmc.web import LimitedChannel, LimitedSite
 
@@ -35,6 +35,7 @@ _IN_CLEAR = (
     "a password is not taken over plain HTTP from another machine: use https:// (server.tls_cert), "
     "or ask on the node's own machine"
 )
+_TOO_MANY = "too many logins at a time; try again later"
 _CHALLENGE = b'Basic realm="uprmc", charset="UTF-8"'
 
 #: Pages of a node that probes ask for, and those that show documents; others need `MONITOR`.
@@ -106,7 +107,8 @@ class Gated(Resource):
         credentials = given
         gone: list[Failure] = []
         request.notifyFinish().addErrback(lambda failure: gone.append(failure))
-        known = self._access.remembers(credentials)
+        name = credentials.username
+        known = self._access.remembers(credentials) and not self._access.is_slowed(peer, name)
 
         def checked(right: bool | None) -> None:
             if gone:
@@ -116,7 +118,7 @@ class Gated(Resource):
             elif right:
                 self._let_through(request, credentials.username, role)
             elif right is None:
-                _finish(request, _refusal(request, http.SERVICE_UNAVAILABLE, "too many logins"))
+                _finish(request, _refusal(request, http.SERVICE_UNAVAILABLE, _TOO_MANY))
             else:
                 self._refuse(request, credentials.username, gone)
 
@@ -129,13 +131,16 @@ class Gated(Resource):
     ) -> None:
         """Let a user through who has logged in, at once or later."""
         self._access.stats.auth_cmds += 1
-        self._note(request, name, "login", "allowed")
 
         def answer() -> None:
             if not gone:
                 self._let_through(request, name, role)
 
-        delay_s = self._access.admit(peer, name)
+        delay_s = self._access.admit(peer, self._listener, name)
+        if delay_s is None:
+            self._put_off(request, gone)
+            return
+        self._note(request, name, "login", "allowed")
         if delay_s:
             self._access.later(delay_s, answer)
         else:
@@ -179,7 +184,19 @@ class Gated(Resource):
 
         peer = peer_text(request.getClientAddress())
         delay_s = self._access.refuse(peer, self._listener, name, "wrong name or password")
-        self._access.later(delay_s, answer)
+        if delay_s is None:
+            self._put_off(request, gone)
+        else:
+            self._access.later(delay_s, answer)
+
+    def _put_off(self, request: Request, gone: list[Failure]) -> None:
+        """Answer later that too many try to log in, whatever the password was."""
+
+        def answer() -> None:
+            if not gone:
+                _finish(request, _refusal(request, http.SERVICE_UNAVAILABLE, _TOO_MANY))
+
+        self._access.later(PUT_OFF_S, answer)
 
     def _note(self, request: Request, name: str, action: str, outcome: str) -> None:
         peer = peer_text(request.getClientAddress())
