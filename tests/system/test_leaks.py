@@ -209,7 +209,9 @@ def test_connections_over_tls_leave_nothing(tmp_path: Path) -> None:
     [
         say(b"GET /status.json HTTP/1.1\r\nHost: localhost\r\n\r\n", b"listeners"),
         say(b"GET /metrics HTTP/1.0\r\n\r\n", b"uprmc_ready"),
-        say(b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n", b"413"),
+        say(
+            b"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n", b"413"
+        ),
         say(b"GET /healthz HT", b""),
     ],
 )
