@@ -122,7 +122,8 @@ class Exemptions:
     tombstone lives). Where the deletion reaches the cluster that sends such a version, that is made
     good: the deletion follows. Elsewhere it is not, nor if it was dropped before it was sent: a
     repair takes away only what was first accepted where it was deleted (see `StopJudge`). A cluster
-    that gets an old copy of its disk has lost what it has deleted since.
+    that gets an old copy of its disk has lost what it has deleted since. And a source that had a
+    newer version when the deletion was dropped, and has lost it since, may begin again below it.
 
     Attributes:
         keys: these.
@@ -133,6 +134,7 @@ class Exemptions:
         self.keys: set[bytes] = set()
         self.counts: Counter[str] = Counter()
         self._truth = truth
+        self._dropped: list[tuple[Version, set[int], Callable[[int], Book]]] = []
 
     def add(self, key: bytes, why: str) -> None:
         """Exempt a key."""
@@ -142,7 +144,8 @@ class Exemptions:
     def dropped(
         self,
         version: Version,
-        sources: Iterable[Book],
+        sources: set[int],
+        book: Callable[[int], Book],
         coming: Iterable[Version],
         *,
         unsent: bool,
@@ -151,17 +154,29 @@ class Exemptions:
 
         Args:
             version: the deletion.
-            sources: of all clusters from which changes of the key come there, unless deletions
+            sources: all clusters from which changes of the key come there, unless deletions
                 come there, too, and go back.
+            book: returns that of the node which is active in a cluster at the time.
             coming: versions of the key that are on their way there, from these.
             unsent: whether a link from there does not exist for now, and its target lacks it.
         """
         if unsent:
             self.add(version.key, "dropped before a link was made")
-        if not all(self._truth.has_had(book, version) for book in sources):
+        if self._all_have(version, map(book, sources)):
+            self._dropped.append((version, sources, book))
+        else:
             self.add(version.key, "dropped before the sources had it")
         if any(self._truth.rank(each) < self._truth.rank(version) for each in coming):
             self.add(version.key, "dropped while older ones were under way")
+
+    def look_back(self) -> None:
+        """Exempt the keys of deletions whose sources had something newer, and have lost it."""
+        for version, sources, book in self._dropped:
+            if not self._all_have(version, map(book, sources)):
+                self.add(version.key, "dropped, and lost by the sources")
+
+    def _all_have(self, version: Version, books: Iterable[Book]) -> bool:
+        return all(self._truth.has_had(book, version) for book in books)
 
     def is_lost(self, version: Version, logs: Iterable[tuple[tuple[int, int], ...]]) -> bool:
         """Tell whether no history has a version any more."""

@@ -417,6 +417,7 @@ class XdcrRun(Judged[Plan]):
         routes, node = self.plan.routes, site.active
         known = {name for at, name in self._made if at == node.name} & node.xdcr.by_name.keys()
         absent = [r for r in routes if r.source == site.number and r.name not in known]
+        book_of = partial(self._book, number=number)
         for version in book.purged:
             key, has_had = version.key, self.truth.has_had
             sources = {
@@ -425,14 +426,13 @@ class XdcrRun(Judged[Plan]):
                 if each not in reaching(routes, site.number, key, deleted=True)
                 or site.number not in reaching(routes, each, key, deleted=True)
             }
-            books = [self._book(each, number) for each in sources]
             coming = self._coming(sources, site, number, key)
             unsent = any(
                 route.lets(key, deleted=True)
                 and not has_had(self._book(route.target, number), version)
                 for route in absent
             )
-            self.exempt.dropped(version, books, coming, unsent=unsent)
+            self.exempt.dropped(version, sources, book_of, coming, unsent=unsent)
             for route in routes:
                 leads_on = any(each.source == route.target for each in routes)
                 is_made = first and route.source == site.number and route not in absent
@@ -583,6 +583,7 @@ class XdcrRun(Judged[Plan]):
                 for site in self.sites
                 for number in range(self.plan.vbuckets)
             )
+        self.exempt.look_back()
         self.final.judge(
             {
                 site.number: lambda number, name=site.active.name: self.truth.book(name, number)
