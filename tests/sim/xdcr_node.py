@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.sim.node import Pace
 from tests.sim.replica_node import Cluster, ReplicaNode
 from tests.sim.world import World, WorldClock
 from uprmc.config import Settings
+from uprmc.errors import CommandError
 from uprmc.kv.services import Services
 from uprmc.model import VBucketState
 from uprmc.xdcr.links import Links
@@ -138,7 +140,11 @@ class XdcrNode(ReplicaNode):
         self, verb: str, done: Callable[[object], None] | None = None, **given: object
     ) -> None:
         """Carry out a verb of ``uprmc xdcr``; raises as it does."""
-        self.xdcr.command(verb, given, done or (lambda _: None))
+        refused = partial(self._refused, verb)
+        self.xdcr.command(verb, given, done or (lambda _: None), refused)
+
+    def _refused(self, verb: str, error: CommandError) -> None:
+        self._world.note(f"{self.name}: {verb}: {error!r}")
 
     # --- copies of the directory ------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.contents import table_of
 from tests.system.test_replication import Cluster, write
+from uprmc.errors import CommandError
 from uprmc.server.node import Node
 from uprmc.xdcr.link import Link
 
@@ -24,8 +25,11 @@ class DataCentres(Cluster):
     def command(self, node: Node, verb: str, limit_s: float = 30.0, **given: object) -> Any:
         """Carry out a verb as ``uprmc xdcr`` does; return its answer."""
         told: list[Any] = []
-        node.links.command(verb, given, told.append)
-        self.loop.until(lambda: told, limit_s)
+        refused: list[CommandError] = []
+        node.links.command(verb, given, told.append, refused.append)
+        self.loop.until(lambda: told or refused, limit_s)
+        if refused:
+            raise refused[0]
         return told[0]
 
     def link(self, source: Node, target: Node | str, name: str = "west", **given: object) -> Link:

@@ -364,7 +364,7 @@ def test_a_reconciliation_that_waits_for_its_target_for_too_long_says_what_is_le
     monkeypatch.setattr(FarDocuments, "receive_data", lambda *_: None)
     centres.command(a, "reconcile", name="west")
     with pytest.raises(KeyExists, match="already"):
-        a.links.command("reconcile", {"name": "west"}, lambda _: None)
+        a.links.command("reconcile", {"name": "west"}, print, print)
     place = centres.stop("b")
     centres.loop.until(lambda: not centres.command(a, "reconciled", name="west")["running"])
     found = centres.command(a, "reconciled", name="west")
@@ -464,13 +464,13 @@ def test_what_cannot_be_reconciled_is_refused(centres: DataCentres) -> None:
     a, _b, west, _ = outpace(centres, filtered=True)
     centres.loop.until(lambda: is_level(west))  # its deletions are not to be sent
     with pytest.raises(InvalidArguments, match="leaves deletions out"):
-        a.links.command("reconcile", {"name": "west"}, lambda _: None)
+        a.links.command("reconcile", {"name": "west"}, print, print)
     with pytest.raises(KeyNotFound, match="was not reconciled"):
-        a.links.command("reconciled", {"name": "west"}, lambda _: None)
+        a.links.command("reconciled", {"name": "west"}, print, print)
     centres.command(a, "set", name="west", set={"filter_deletions": "off"})
     centres.command(a, "pause", name="west")
     with pytest.raises(TemporaryFailure, match="the link is paused"):
-        a.links.command("reconcile", {"name": "west"}, lambda _: None)
+        a.links.command("reconcile", {"name": "west"}, print, print)
 
 
 def test_a_target_that_tells_no_origins_cannot_be_compared(

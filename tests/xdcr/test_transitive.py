@@ -53,6 +53,20 @@ def store(node: Node, *keys: bytes, value: bytes = b"v") -> None:
         node.bucket.vbuckets[0].store(key, value, 0, 0)
 
 
+def test_a_link_that_is_paused_tells_the_target_where_it_is_first(centres: DataCentres) -> None:
+    a, b, c = three(centres)
+    write(a, 0, 100)
+    centres.until_level(centres.link(a, b, "ab"))
+    centres.command(a, "pause", name="ab")
+    (row,) = checkpoints(centres, b, "received")
+    assert row["source_seqno"] == 100
+    replicate(centres, b, c, "bc")
+    until_told(centres, c, a)
+    link = centres.link(a, c, "ac")
+    centres.until_level(link)
+    assert link.counters.docs_written == link.counters.docs_failed_cr_target == 0
+
+
 @pytest.mark.acceptance("C01")
 @pytest.mark.acceptance("C05")
 @pytest.mark.acceptance("C15")
@@ -367,7 +381,7 @@ def test_checkpoints_of_many_vbuckets_come_in_several_answers(
     assert set(link.forwarded_from) == {0, 1, 2, 3}
     for first in (-1, 4, "0"):
         with pytest.raises(InvalidArguments, match="the first vBucket is none"):
-            c.links.command("records", {**asked, "first": first}, lambda _: None)
+            c.links.command("records", {**asked, "first": first}, print, print)
 
 
 def test_only_vbuckets_that_have_got_on_are_looked_at_for_checkpoints_to_pass_on(

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from uprmc.config import KvSettings
 from uprmc.engine.bucket import Bucket
+from uprmc.errors import CommandError
 from uprmc.kv.control import Control
 from uprmc.kv.door import Door
 from uprmc.ports import Session
@@ -104,11 +105,19 @@ class TapGuest(Protocol):
 class XdcrGuest(Protocol):
     """The links of the node, for conversations."""
 
-    def command(self, verb: str, given: Mapping[str, Any], answered: Callable[[Any], None]) -> None:
-        """Carry out a verb of ``uprmc xdcr``; `answered` gets a JSON value, now or later.
+    def command(
+        self,
+        verb: str,
+        given: Mapping[str, Any],
+        answered: Callable[[Any], None],
+        refused: Callable[[CommandError], None],
+    ) -> None:
+        """Carry out a verb of ``uprmc xdcr``.
+
+        `answered` gets a JSON value, or `refused` the reason why there is none, now or later.
 
         Raises:
-            CommandError: it is refused; the text says why.
+            CommandError: it is refused at once; the text says why.
         """
 
 

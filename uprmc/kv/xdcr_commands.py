@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from uprmc.errors import InvalidArguments, KeyExists, NotSupported
+from uprmc.errors import CommandError, InvalidArguments, KeyExists, NotSupported
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.kv.door import require
-from uprmc.kv.refusals import REFUSALS
+from uprmc.kv.refusals import REFUSALS, refusal_of
 from uprmc.login.users import Role
 from uprmc.protocol.opcodes import DataType, Opcode
 
@@ -45,8 +45,13 @@ def xdcr(session: BinaryConversation, request: Request) -> None:
         session.reply(request, value=json.dumps(value).encode(), datatype=DataType.JSON)
         resume()
 
+    def refused(error: CommandError) -> None:
+        status, text = refusal_of(error, request.opcode, with_lock_errors=session.with_lock_errors)
+        session.reply(request, status, value=text)
+        resume()
+
     try:
-        links.command(request.key.decode("latin-1"), given, answered)
+        links.command(request.key.decode("latin-1"), given, answered, refused)
     except REFUSALS:
         resume()
         raise

@@ -23,8 +23,20 @@ from uprmc.xdcr.run import Run
 from uprmc.xdcr.shipment import Position, Shipment
 from uprmc.xdcr.target import RECORDS_AT_ONCE, Held, Target
 
+#: Whoever waits for a checkpoint is told after this time what the target has not answered.
+_ANSWER_S = 3.5
+
 #: VBuckets that are looked at in one call of `Checkpointing.pass_on`.
 _LOOKED_AT = 100
+
+
+class _Writing:
+    """What is still waited for until checkpoints are written: nodes, and records told to them."""
+
+    def __init__(self, left: set[str], done: Callable[[str], None]) -> None:
+        self.left = left
+        self.done = done
+        self.failed: list[str] = []
 
 
 class Checkpointing:
@@ -45,9 +57,13 @@ class Checkpointing:
         self._nodes = nodes
         self._clock: Clock = run.hub.bucket.clock
         self._changes_seen = 0
+        self._writings: set[_Writing] = set()
 
-    def write(self, done: Callable[[], None] | None = None) -> None:
-        """Write checkpoints of all vBuckets that have got on; `done` is called afterwards.
+    def write(self, done: Callable[[str], None] = lambda _: None) -> None:
+        """Write checkpoints of all vBuckets that have got on, and tell the target.
+
+        `done` is called when that is so, with an empty text, or with what is not so and why: at the
+        latest after `_ANSWER_S`, whatever the target does.
 
         Of the others it is found out whether the target still has what was sent: if nothing is
         sent, it would not be noticed that another node has taken over there and has less.
@@ -56,32 +72,64 @@ class Checkpointing:
         everything that had arrived.
         """
         self.is_writing = True
-        shipments = self._run.shipments
         noted = {
             number: (shipment, shipment.through)
-            for number, shipment in shipments.items()
+            for number, shipment in self._run.shipments.items()
             if shipment.through.seqno
         }
-        asked = {
-            t.place
-            for t in self._nodes.ready
-            if any(self._run.shipments[n].place == t.place for n in noted)
-        }
-        left = set(asked)
+        places = {shipment.place for shipment, _ in noted.values()}
+        asked = [target for target in self._nodes.ready if target.place in places]
+        writing = _Writing({target.place for target in asked}, done)
+        if not asked:
+            done("")
+            return
+        self._writings.add(writing)
+        for target in asked:
+            place = target.place
+            target.ask_seqnos(
+                partial(self._answered, writing, place, noted),
+                partial(
+                    self._done, writing, place, "the connection was lost before it had told all"
+                ),
+            )
+        self._run.world.later(_ANSWER_S, partial(self._overdue, writing))
 
-        def answered(place: str, held: dict[int, Held] | None) -> None:
-            def finished() -> None:
-                left.discard(place)
-                if not left and done is not None:
-                    done()
+    def _answered(
+        self,
+        writing: _Writing,
+        place: str,
+        noted: dict[int, tuple[Shipment, Position]],
+        held: dict[int, Held] | None,
+    ) -> None:
+        steps = self._checkpoint_of(writing, place, noted, held)
+        self._run.slices.run(place, steps, partial(self._done, writing, place, ""))
 
-            self._run.slices.run(place, self._checkpoint_of(place, noted, held), finished)
+    def _done(self, writing: _Writing, what: str, why: str) -> None:
+        """Take note that one thing is not waited for any more."""
+        writing.left.discard(what)
+        if why:
+            writing.failed.append(f"{what.partition(' ')[0]}: {why}")
+        if not writing.left:
+            self._tell_done(writing)
 
-        for target in self._nodes.ready:
-            if target.place in asked:
-                target.ask_seqnos(partial(answered, target.place))
-        if not asked and done is not None:
-            done()
+    def _overdue(self, writing: _Writing) -> None:
+        if writing.left:
+            places = sorted({what.partition(" ")[0] for what in writing.left})
+            why = f"no answer for {_ANSWER_S:g} s"
+            writing.failed += [f"{place}: {why}" for place in places]
+            self._tell_done(writing)
+
+    def _tell_done(self, writing: _Writing) -> None:
+        if writing in self._writings:
+            self._writings.discard(writing)
+            writing.done("; ".join(dict.fromkeys(writing.failed)))
+
+    def close(self) -> None:
+        """Whoever waits is told that nothing more comes."""
+        for writing in list(self._writings):
+            writing.failed.append("the link has ended")
+            self._tell_done(writing)
+        self._tell_renewed()
 
     def _has_moved(self, number: int, shipment: Shipment) -> bool:
         records = self._run.store.records.get(number, ())
@@ -89,13 +137,14 @@ class Checkpointing:
 
     def _checkpoint_of(
         self,
+        writing: _Writing,
         place: str,
         noted: dict[int, tuple[Shipment, Position]],
         held: dict[int, Held] | None,
     ) -> Iterator[None]:
         """Write the checkpoints of a node; others may run between any two vBuckets."""
         written = failed = 0
-        told: list[dict[str, object]] = []
+        told: list[tuple[Shipment, dict[str, object]]] = []
         for number, (shipment, position) in noted.items():
             if self._run.shipments.get(number) is not shipment or shipment.place != place:
                 continue  # it has begun again, perhaps further back
@@ -110,25 +159,42 @@ class Checkpointing:
                 failed += 1
                 self._run.drop([shipment])  # it begins again at the checkpoint before
                 continue
-            if not self._has_moved(number, shipment):
-                continue
-            shipment.target_seqno = theirs.seqno
-            self._may_pass_on(shipment)
-            if position.is_whole:
-                told.append(self._full_record(number, shipment, position))
+            moved = self._has_moved(number, shipment)
+            if position.is_whole and (moved or not shipment.is_told):
+                shipment.is_told = True
+                told.append((shipment, self._full_record(number, shipment, position)))
             if len(told) == RECORDS_AT_ONCE:
-                self._tell(place, told)
+                self._tell(writing, place, told)
                 told = []
-            self._keep(number, shipment.record(position, theirs.seqno, int(self._clock.now())))
-            written += 1
-        self._tell(place, told)
+            if moved:
+                shipment.target_seqno = theirs.seqno
+                self._may_pass_on(shipment)
+                self._keep(number, shipment.record(position, theirs.seqno, int(self._clock.now())))
+                written += 1
+        self._tell(writing, place, told)
+        if failed:
+            why = f"it does not have any more what was sent: {failed} vBuckets begin again"
+            writing.failed.append(f"{place}: {why}")
         self._run.counters.checkpoints += bool(written)
         self._run.counters.failed_checkpoints += failed
 
-    def _tell(self, place: str, records: list[dict[str, object]]) -> None:
-        for target in self._nodes.ready:
-            if target.place == place and records and Feature.CHECKPOINTS in target.granted:
-                target.tell_records(records)
+    def _tell(
+        self, writing: _Writing, place: str, told: list[tuple[Shipment, dict[str, object]]]
+    ) -> None:
+        """Tell the target records; who is not told now is told with the next checkpoint."""
+        target = next((each for each in self._nodes.ready if each.place == place), None)
+        if not told or target is None or Feature.CHECKPOINTS not in target.granted:
+            return
+        shipments, records = [shipment for shipment, _ in told], [record for _, record in told]
+        what = f"{place} {records[0]['vbucket']}"
+        writing.left.add(what)
+
+        def done(why: str) -> None:
+            for shipment in shipments if why else ():
+                shipment.is_told = False
+            self._done(writing, what, why)
+
+        target.tell_records(records, done)
 
     def _full_record(
         self, number: int, shipment: Shipment, position: Position
@@ -170,8 +236,8 @@ class Checkpointing:
             elif self._may_pass_on(shipment):
                 rows.setdefault(target.place, []).extend(self._rows_for(received, target, shipment))
         for place, told in rows.items():
-            if told:
-                targets[place].tell_records(told)
+            for begin in range(0, len(told), RECORDS_AT_ONCE):
+                targets[place].tell_records(told[begin : begin + RECORDS_AT_ONCE])
 
     def look_at_all(self) -> None:
         """Look at all vBuckets again: what may be passed on has changed."""
@@ -225,6 +291,9 @@ class Checkpointing:
             if active.get(number) is vbucket:
                 self._run.register(vbucket)
                 self.registered.add(number)
+        self._tell_renewed()
+
+    def _tell_renewed(self) -> None:
         renewed, self._renewed = self._renewed, []
         for done in renewed:
             done()

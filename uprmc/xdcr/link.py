@@ -150,8 +150,8 @@ class Link:
         """Return up to which seqno a vBucket has arrived, as far as is known."""
         return self._run.through(number)
 
-    def write_checkpoint(self, done: Callable[[], None] | None = None) -> None:
-        """Write checkpoints of all vBuckets that have got on; `done` is called afterwards."""
+    def write_checkpoint(self, done: Callable[[str], None] = lambda _: None) -> None:
+        """See `Checkpointing.write`."""
         self._checkpointing.write(done)
 
     @property
@@ -239,6 +239,7 @@ class Link:
         self._closed = True
         self._run.slices.close()
         self._hang_up()
+        self._checkpointing.close()
         if self._run.reading is not None:
             self._run.reading.close()
             self._run.reading = None
@@ -272,7 +273,7 @@ class Link:
         if under_way and waited_s < _SETTLE_S:
             return
         if not self._checkpointing.is_writing and self.targets and waited_s < _SETTLE_S:
-            self.write_checkpoint(self._settle_pause)
+            self.write_checkpoint(lambda _why: self._settle_pause())
         elif waited_s >= _PAUSE_S or not self.targets:
             self._settle_pause()
 

@@ -60,7 +60,7 @@ class Links:
         self._slices = Slices(world.later, self._bucket.clock.monotonic)
         self._lists = 0
         self.received = world.received
-        self._verbs: dict[str, Callable[[Mapping[str, Any], Answered], None]] = {
+        self._verbs: dict[str, Callable[[Mapping[str, Any], Answered, Refused], None]] = {
             "create": self._create,
             "list": self._list,
             "status": self._status,
@@ -113,18 +113,23 @@ class Links:
 
     # --- verbs ----------------------------------------------------------------------------------
 
-    def command(self, verb: str, given: Mapping[str, Any], answered: Answered) -> None:
-        """Carry out a verb; `answered` gets its JSON value, now or later.
+    def command(
+        self, verb: str, given: Mapping[str, Any], answered: Answered, refused: Refused
+    ) -> None:
+        """Carry out a verb.
+
+        `answered` gets its JSON value, or `refused` the reason why there is none, now or later. One
+        of both is called, whatever the target does.
 
         Raises:
-            CommandError: it is refused; the text says why.
+            CommandError: it is refused at once; the text says why.
         """
         if not self._bucket.traffic:
             raise TemporaryFailure("warming up: try again in a few seconds")
         run = self._verbs.get(verb)
         if run is None:
             raise InvalidArguments(f"there is no verb {verb[:40]!r}")
-        run(given, answered)
+        run(given, answered, refused)
 
     def _find(self, given: Mapping[str, Any]) -> Link:
         name = str(given.get("name", ""))
@@ -133,7 +138,7 @@ class Links:
             raise KeyNotFound(f"there is no link {name[:80]!r}")
         return link
 
-    def _create(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _create(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         texts: dict[str, Any] = {name: str(given.get(name) or "") for name in _GIVEN}
         settings = LinkSettings().changed(_settings_of(given))
         number = self._bucket.entropy.uuid48()
@@ -161,45 +166,45 @@ class Links:
         except ConfigError as error:
             raise InvalidArguments(str(error)) from None
 
-    def _list(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _list(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         rows: list[dict[str, Any]] = []
         links = [self.by_name[name] for name in sorted(self.by_name)]
         self._lists += 1
         self._slices.run(f"list {self._lists}", _lines_of(links, rows), lambda: answered(rows))
 
-    def _status(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _status(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         numbers, following = self._portion(given, STATUS_VBUCKETS)
         answered({**status_of(self._find(given), numbers), "next": following})
 
-    def _pause(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _pause(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         link = self._find(given)
         paused = replace(link.spec, paused=True)
         link.pause(paused, lambda: self._save(lambda: answered(line_of(link))))
 
-    def _resume(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _resume(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         link = self._find(given)
         link.resume(replace(link.spec, paused=False))
         self._save(lambda: answered(line_of(link)))
 
-    def _set(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _set(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         link = self._find(given)
         now = f"{self._bucket.entropy.uuid48():012x}"
         link.change(specs.with_settings(link.spec, _settings_of(given), now))
         self._save(lambda: answered(link.spec.settings.shown()))
 
-    def _delete(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _delete(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         link = self._find(given)
         del self.by_name[link.spec.name]
         link.forget()
         link.close()
         self._save(lambda: answered({"name": link.spec.name}))
 
-    def _reconcile(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _reconcile(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         """Begin; `reconciled` tells how far it is."""
         link = self._find(given)
         answered(link.reconcile(dry_run=bool(given.get("dry_run"))).shown(0))
 
-    def _reconciled(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _reconciled(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         link, first = self._find(given), given.get("first", 0)
         if link.reconciliation is None:
             raise KeyNotFound("the link was not reconciled since the node was started")
@@ -207,16 +212,21 @@ class Links:
             raise InvalidArguments("the first vBucket is no place in a list")
         answered(link.reconciliation.shown(first))
 
-    def _checkpoint(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _checkpoint(self, given: Mapping[str, Any], answered: Answered, refused: Refused) -> None:
         link = self._find(given)
         if not link.shipments:
             raise TemporaryFailure(f"the link is {link.state} and has no connection")
         flusher = self._bucket.flusher
-        link.write_checkpoint(
-            lambda: flusher.when_durable(lambda _: answered(line_of(link)), patient=False)
-        )
 
-    def _checkpoints(self, given: Mapping[str, Any], answered: Answered) -> None:
+        def written(why: str) -> None:
+            if why:
+                refused(TemporaryFailure(why))
+            else:
+                flusher.when_durable(lambda _: answered(line_of(link)), patient=False)
+
+        link.write_checkpoint(written)
+
+    def _checkpoints(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         links = [self._find(given)] if given.get("name") else list(self.by_name.values())
         own: list[dict[str, Any]] = []
         told: list[dict[str, Any]] = []
@@ -236,7 +246,7 @@ class Links:
             }
         )
 
-    def _record(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _record(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         """Keep what a link of another node tells about itself, or passes on."""
         rows = given.get("records")
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -246,7 +256,7 @@ class Links:
                 self.received.tell(row)
         answered(len(rows))
 
-    def _records(self, given: Mapping[str, Any], answered: Answered) -> None:
+    def _records(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         rows: list[dict[str, Any]] = []
         numbers, following = self._portion(given, CHECKPOINTS_VBUCKETS)
         for number in numbers:
@@ -264,7 +274,7 @@ class Links:
         following = first + size
         return range(first, min(following, count)), following if following < count else None
 
-    def _purged(self, _given: Mapping[str, Any], answered: Answered) -> None:
+    def _purged(self, _given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         """Tell a link of another node up to where deletions are purged here."""
         active = self._bucket.active.items()
         answered({number: vb.purge_seqno for number, vb in active if vb.purge_seqno})

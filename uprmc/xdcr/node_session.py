@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import NamedTuple
 
 from uprmc.config import Settings
 from uprmc.consume.conversation import (
@@ -37,6 +38,21 @@ _BUCKET = b"default"
 _ASK_S = 10.0
 
 Answered = Callable[[ResponseFrame], None]
+Lost = Callable[[], None]
+
+
+def begun_again() -> None:
+    """Do nothing when a question is lost: the owner learns that the connection has ended.
+
+    This is for what the owner asks again on the next connection anyway.
+    """
+
+
+class Question(NamedTuple):
+    """What follows from a question: one of both is called, once."""
+
+    answered: Answered
+    lost: Lost
 
 
 class NodeSession(ABC):
@@ -79,7 +95,7 @@ class NodeSession(ABC):
         self._login = login
         self._computing: Callable[[], None] | None = None  # the proof of a login, in turns
         self._framer = BinaryFramer(settings.kv.max_frame_bytes)
-        self._questions: Questions[Answered] = Questions(strict=False)
+        self._questions: Questions[Question] = Questions(strict=False)
         self._silence = Silence()
         self._silence_s = settings.xdcr.silence_s
         self._frames: deque[bytes] = deque()
@@ -114,9 +130,9 @@ class NodeSession(ABC):
             return
         more = frame.opcode == Opcode.STAT and frame.key
         find = self._questions.waiting_for if more else self._questions.answered
-        answered = find(frame.opcode, frame.opaque)
-        if answered is not None:
-            answered(frame)
+        question = find(frame.opcode, frame.opaque)
+        if question is not None:
+            question.answered(frame)
 
     def _ask(
         self,
@@ -128,9 +144,13 @@ class NodeSession(ABC):
         key: bytes = b"",
         value: bytes = b"",
         cas: int = 0,
+        lost: Lost = begun_again,
     ) -> int:
-        """Send a question; `answered` gets the answer. Return its opaque."""
-        opaque = self._questions.expect(opcode, answered)
+        """Send a question; return its opaque.
+
+        `answered` gets the answer; `lost` is called if the connection ends before.
+        """
+        opaque = self._questions.expect(opcode, Question(answered, lost))
         self._frames.append(
             encode_request(
                 opcode, extras=extras, key=key, value=value, vbucket=vbucket, opaque=opaque, cas=cas
@@ -218,11 +238,16 @@ class NodeSession(ABC):
         """See `ports.Session`."""
         self.closing = True
         self._computing = None
-        self._questions.clear()
         self._frames.clear()
+        self._lose_questions()
         self._lost()
 
     def hang_up(self) -> None:
-        """End the connection."""
+        """End the connection; what it was asked is lost at once."""
         self.closing = True
+        self._lose_questions()
         self.wake()
+
+    def _lose_questions(self) -> None:
+        for question in self._questions.clear():
+            question.lost()

@@ -140,6 +140,8 @@ class Shipment:
         theirs_purged: up to where the target had purged deletions when it was asked last.
         arrived: what came up to here has arrived before; only deletions that came from the target
             are read again, because it has purged them.
+        is_told: whether the target knows the newest checkpoint that is the end of a snapshot, or is
+            being told.
         dead: nothing of it counts any more.
     """
 
@@ -154,6 +156,7 @@ class Shipment:
         "dead",
         "debts",
         "front",
+        "is_told",
         "moved",
         "place",
         "purged",
@@ -193,7 +196,7 @@ class Shipment:
         self.clean: bool | None = None
         self.told: dict[str, tuple[int, int]] = {}
         self.purged = self.theirs_purged = self.arrived = 0
-        self.dead = False
+        self.dead = self.is_told = False
         self._under_way: deque[tuple[Window, Position, int]] = deque()
         self._echo = SEQNO_MAX
         self._echoes: list[tuple[int, int]] = []

@@ -37,7 +37,7 @@ from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.origins import ORIGIN_META_BYTES, encode_origin
 from uprmc.protocol.upr import decode_term
 from uprmc.xdcr.frames import Meta, read_meta
-from uprmc.xdcr.node_session import Answered, NodeSession
+from uprmc.xdcr.node_session import Answered, Lost, NodeSession, begun_again
 from uprmc.xdcr.received import Told, told_of
 from uprmc.xdcr.windows import LATER, Item, Window, Windows
 
@@ -57,6 +57,9 @@ _POLICY_KEY = b"ep_conflict_resolution_type"
 
 #: No node has more vBuckets.
 VBUCKETS_MAX = 1_024
+
+#: Why there is no answer to a question.
+_LOST = "the connection was lost before it had answered"
 
 #: Records in one request.
 RECORDS_AT_ONCE = 50
@@ -218,11 +221,20 @@ class Target(NodeSession):
             with suppress(ValueError, TypeError):
                 self.links = len(json.loads(reply.value))
 
-    def tell_records(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Tell the node checkpoints that it is to keep."""
-        for begin in range(0, len(rows), RECORDS_AT_ONCE):
-            value = json.dumps({"records": rows[begin : begin + RECORDS_AT_ONCE]}).encode()
-            self._ask(Opcode.XDCR, lambda _: None, key=b"record", value=value)
+    def tell_records(
+        self, rows: Sequence[Mapping[str, Any]], done: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """Tell the node checkpoints that it is to keep, `RECORDS_AT_ONCE` at most.
+
+        `done` is called when it has them, with an empty text, or with why it does not.
+        """
+
+        def answered(reply: ResponseFrame) -> None:
+            done(f"it does not keep checkpoints: {reply.reason}" if reply.status else "")
+
+        value = json.dumps({"records": rows}).encode()
+        lost = partial(done, _LOST)
+        self._ask(Opcode.XDCR, answered, key=b"record", value=value, lost=lost)
 
     def _surveyed(self, held: dict[int, Held] | None) -> None:
         self.held = held
@@ -238,15 +250,20 @@ class Target(NodeSession):
         self._owner.surveyed(self)
         self.wake()
 
-    def ask_seqnos(self, done: Callable[[dict[int, Held] | None], None]) -> None:
+    def ask_seqnos(
+        self, done: Callable[[dict[int, Held] | None], None], lost: Lost = begun_again
+    ) -> None:
         """Ask for the active vBuckets: term, high seqno, then the failover log of each.
 
-        `done` gets ``None`` from a node that does not say which vBuckets it has.
+        `done` gets ``None`` from a node that does not say which vBuckets it has; `lost` is called
+        instead if the connection ends before it has said all.
         """
         if Feature.CHECKPOINTS in self.granted:
             self._ask(Opcode.XDCR, self._purged_told, key=b"purged")
         extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
-        self._ask(Opcode.GET_ALL_VB_SEQNOS, partial(self._seqnos, done), extras=extras)
+        self._ask(
+            Opcode.GET_ALL_VB_SEQNOS, partial(self._seqnos, done, lost), extras=extras, lost=lost
+        )
 
     def _purged_told(self, reply: ResponseFrame) -> None:
         self._purged = {}
@@ -255,12 +272,16 @@ class Target(NodeSession):
                 told = json.loads(reply.value)
                 self._purged = {int(number): int(seqno) for number, seqno in told.items()}
 
-    def _seqnos(self, done: Callable[[dict[int, Held] | None], None], reply: ResponseFrame) -> None:
+    def _seqnos(
+        self, done: Callable[[dict[int, Held] | None], None], lost: Lost, reply: ResponseFrame
+    ) -> None:
         if reply.status in _REFUSED_LOGIN:
             self._fail(f"it gives no access: {reply.reason}", final=True)
+            lost()
             return
         if reply.status in LATER:
             self._fail(f"not ready: {reply.reason}", final=False)
+            lost()
             return
         if reply.status:
             done(None)
@@ -274,11 +295,18 @@ class Target(NodeSession):
         if not held:
             done(held)
             return
+
+        def lose() -> None:
+            if waiting:
+                waiting.clear()
+                lost()
+
         for number in held:
             self._ask(
                 Opcode.GET_FAILOVER_LOG,
                 partial(self._log, number, held, waiting, done),
                 vbucket=number,
+                lost=lose,
             )
 
     def _log(
