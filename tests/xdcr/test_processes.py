@@ -196,7 +196,7 @@ def test_an_outpaced_link_is_reconciled_from_the_command_line(
     [
         (("status", "east"), 1, "there is no link 'east'"),
         (("reconcile", "east", "--dry-run"), 1, "there is no link 'east'"),
-        (("create", "x", "--to", "nowhere"), 2, "'nowhere' is no target"),
+        (("create", "x", "--to", "nowhere:x"), 2, "'nowhere:x' is no target"),
         (("create", "x", "--to", "h:1", "--set", "colour=1"), 2, "no setting 'colour'"),
         (("create", "x", "--to", "h:1", "--set", "batch_items"), 2, "use KEY=VALUE"),
         (("set", "x", "batch_items=1"), 1, "there is no link 'x'"),
