@@ -89,7 +89,7 @@ class Checkpointing:
             target.ask_seqnos(
                 partial(self._answered, writing, place, noted),
                 partial(
-                    self._done, writing, place, "the connection was lost before it had told all"
+                    self._done, writing, place, "the connection was lost before it had answered"
                 ),
             )
         self._run.world.later(_ANSWER_S, partial(self._overdue, writing))
