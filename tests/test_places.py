@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uprmc.places import of_cluster_map, parsed, several, stranger
+from uprmc.places import parsed, several, stranger
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,6 @@ def test_several_places_stand_between_commas_each_once() -> None:
 def test_an_ipv6_address_needs_brackets() -> None:
     with pytest.raises(ValueError, match=r"in brackets: \[::1\]:11210"):
         parsed("::1:11210")
-
-
-def test_the_host_of_a_cluster_map_is_the_one_that_was_dialled() -> None:
-    servers = ["$HOST:11210", "other:11210"]
-    assert of_cluster_map(servers, "[::1]:7") == ["[::1]:11210", "other:11210"]
-    assert of_cluster_map(servers, "unix:/a") == ["other:11210"]
 
 
 def test_tls_and_http_are_recognised_by_their_first_bytes() -> None:

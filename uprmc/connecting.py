@@ -1,4 +1,4 @@
-"""A blocking connection to a place, and what a login over it needs of chance."""
+"""A blocking connection to a place, and what it needs of chance: nonces, a name of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ from uprmc.places import Place
 
 _NONCE_BYTES = 18
 
+#: Producers of today take no longer name of a connection.
+_NAME_MAX_BYTES = 200
+
 
 def new_nonce() -> bytes:
     """Return what nobody can guess, without commas."""
     return b64encode(os.urandom(_NONCE_BYTES))
+
+
+def own_name(words: str) -> str:
+    """Return a name that no other connection has: a node ends the older of two with one name."""
+    rest = f":{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}"
+    return words.encode()[: _NAME_MAX_BYTES - len(rest)].decode(errors="ignore") + rest
 
 
 def connected(place: Place, timeout_s: float) -> socket.socket:

@@ -7,7 +7,6 @@ reader raises `ValueError`, whose text names what was expected.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -22,9 +21,6 @@ UPR_PORT, VIEWS_PORT = 11210, 8092
 
 #: A host without a port.
 _ALONE = re.compile(r"\[[0-9A-Za-z:.%]+\]|[A-Za-z][\w.-]*|[0-9]+(?:\.[0-9]+){3}")
-
-#: What stands in a cluster map for the host by which the client reached the node.
-_HOST = "$HOST"
 
 #: First bytes of what answers in place of a node.
 _HTTP, _TLS_ALERT = b"HTTP/", b"\x15\x03"
@@ -111,17 +107,6 @@ def several(text: str, port: int = UPR_PORT) -> tuple[str, ...]:
         except ValueError as error:
             raise ValueError(f"{error} ({each.strip()!r} is none)") from None
     return tuple(found)
-
-
-def of_cluster_map(servers: Iterable[str], place: str) -> list[str]:
-    """Return the places that a cluster map names which the node at `place` has given.
-
-    Over a unix socket ``$HOST`` names no host: what stands behind it is left out.
-    """
-    if place.startswith(_UNIX):
-        return [each for each in servers if _HOST not in each]
-    host = place.rpartition(":")[0]
-    return [each.replace(_HOST, host) for each in servers]
 
 
 def stranger(place: str, data: bytes) -> str:

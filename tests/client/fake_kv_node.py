@@ -11,7 +11,7 @@ from tests.codec.frames import Frame, reply
 from tests.codec.node import HangUp, ScriptedNode
 
 TERMS = 0x5501
-HELLO, ALL_SEQNOS, FAILOVER_LOG, CLUSTER_CONFIG = 0x1F, 0x48, 0x96, 0xB5
+HELLO, STAT, ALL_SEQNOS, FAILOVER_LOG, CLUSTER_CONFIG = 0x1F, 0x10, 0x48, 0x96, 0xB5
 NOT_MY_VBUCKET, BUSY, TEMPORARY_FAILURE = 0x07, 0x85, 0x86
 
 #: What a script returns to hang up without an answer.
@@ -74,6 +74,8 @@ class FakeKvNode(ScriptedNode):
             return reply(asked, extras=bytes(8) if knows else b"", value=b"".join(rows))
         if asked.opcode == CLUSTER_CONFIG:
             return self._config(asked)
+        if asked.opcode == STAT:
+            return reply(asked, NOT_FOUND)
         self.asked.append(asked.opcode)
         answer = self.script(self, asked)
         return self.usual(asked) if answer is None else answer

@@ -437,11 +437,14 @@ def test_a_refusal_has_the_nodes_own_words_and_a_name() -> None:
         b'{"vBucketServerMap": {"vBucketMap": 5, "serverList": []}}',
     ],
 )
-def test_a_map_that_makes_no_sense_is_told(config: bytes) -> None:
+def test_a_map_that_makes_no_sense_counts_as_none(config: bytes) -> None:
     with FakeKvNode() as node:
         node._config = lambda asked: reply(asked, value=config)  # type: ignore[method-assign]
-        with pytest.raises(NodeError, match=f"the node at {node.place} has a map that makes no se"):
-            KvClient(node.place, vbuckets=4)
+        with KvClient(node.place, vbuckets=4) as kv:
+            kv.set_many(DOCUMENTS)
+        assert node.documents == DOCUMENTS
+        with pytest.raises(NodeError, match="say so with `vbuckets`"):
+            KvClient(node.place)
 
 
 def test_a_torn_list_of_vbuckets_is_told() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc.consume.placement import Choice, Claim, Log, OtherBucket, Placement, chosen
+from uprmc.protocol.header import ResponseFrame
 
 OLD = ((1, 0),)
 
@@ -182,9 +183,9 @@ def test_a_choice_is_a_node_or_words(known: int, claims: list[Claim]) -> None:
 # --- all vBuckets of a bucket -------------------------------------------------------------------
 
 
-def map_of(count: int, *servers: str, terms: Sequence[int] = ()) -> bytes:
+def map_of(count: int, *servers: str, terms: Sequence[int] = ()) -> ResponseFrame:
     found: dict[str, Any] = {"vBucketMap": [[0]] * count, "serverList": servers, "terms": terms}
-    return json.dumps({"vBucketServerMap": found}).encode()
+    return ResponseFrame(0xB5, value=json.dumps({"vBucketServerMap": found}).encode())
 
 
 def no_logs(place: str, vbuckets: list[int]) -> Mapping[int, Log]:
@@ -203,9 +204,18 @@ def test_a_node_with_another_number_of_vbuckets_is_of_another_bucket() -> None:
     placement = Placement(["a:1"], 4)
     with pytest.raises(OtherBucket, match="b:1 has 8 vBuckets, not 4"):
         placement.take_map("b:1", map_of(8))
-    with pytest.raises(ValueError, match="no sense"):
-        placement.take_map("b:1", b"{}")
+    with pytest.raises(OtherBucket, match="b:1 has 8 vBuckets, not 4"):
+        placement.take_count("b:1", 8)
     assert placement.vbuckets == 4
+
+
+def test_a_map_that_makes_no_sense_counts_as_none() -> None:
+    placement = Placement(["a:1"])
+    placement.take_map("a:1", ResponseFrame(0xB5, value=b"{}"))
+    placement.take_count("a:1", 0)
+    assert (placement.vbuckets, placement.places) == (0, ["a:1"])
+    placement.take_count("a:1", 8)
+    assert placement.vbuckets == 8
 
 
 def test_terms_decide_for_each_vbucket_and_logs_only_where_they_are_equal() -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from uprmc.backup.comparing import FileSource, NodeSource, Source
 from uprmc.backup.latest import Selection, layers_of
 from uprmc.backup.repository import Increment, Repository
-from uprmc.columnar.access import Access
+from uprmc.columnar.access import Access, Copies
 from uprmc.columnar.lease import KeptLease
 from uprmc.columnar.nodes import Nodes
 
@@ -40,16 +40,31 @@ Side = Access | BackupSide
 
 
 class NodeSide:
-    """Nodes."""
+    """Nodes. Where a vBucket is active on none, a replica of the named ones is read.
+
+    Attributes:
+        owners: HOST:PORT of the node that each vBucket is read from.
+    """
 
     has_values = True
 
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self.words = f"node {', '.join(access.servers)}"
-        with Nodes(access) as nodes:
+    def __init__(self, access: Access, copies: Copies = "missing") -> None:
+        self._access = replace(access, copies=copies)
+        with Nodes(self._access) as nodes:
             self.vbuckets = nodes.vbuckets
+            self.owners = dict(nodes.owners)
+            kind = "replica" if nodes.copied.issuperset(range(self.vbuckets)) else "node"
+        self.words = f"{kind} {', '.join(access.servers)}"
         self.there = frozenset(range(self.vbuckets))
+
+    def by_itself(self) -> NodeSide:
+        """Return the same nodes with what they have themselves, replicas included."""
+        return NodeSide(self._access, "own")
+
+    def shares_with(self, other: NodeSide) -> bool:
+        """Tell whether some vBucket would be compared with itself."""
+        named = set(self._access.servers) != set(other._access.servers)
+        return named and not self.owners.items().isdisjoint(other.owners.items())
 
     @contextmanager
     def held(self, vbuckets: Iterable[int], lease_s: float) -> Iterator[Held]:
@@ -96,6 +111,14 @@ class FileSide:
 
 
 OpenSide = NodeSide | FileSide
+
+
+def open_sides(a: Side | Path | str, b: Side | Path | str) -> tuple[OpenSide, OpenSide]:
+    """Return what is to be compared; of one cluster, each side with what it has itself."""
+    one, other = open_side(a), open_side(b)
+    if isinstance(one, NodeSide) and isinstance(other, NodeSide) and one.shares_with(other):
+        return one.by_itself(), other.by_itself()
+    return one, other
 
 
 def open_side(side: Side | Path | str) -> OpenSide:

@@ -41,7 +41,7 @@ from uprmc.backup.endpoints import (
     NodeSide,
     OpenSide,
     Side,
-    open_side,
+    open_sides,
     parts_of,
 )
 from uprmc.columnar.access import Access
@@ -171,7 +171,7 @@ def verify(
         BackupDamaged, BackupForeign, BackupIncomplete, NoVBucket, Unreachable, ...
     """
     prefix = key_prefix.encode() if isinstance(key_prefix, str) else key_prefix
-    sides = open_side(a), open_side(b)
+    sides = open_sides(a, b)
     for side in sides:
         if isinstance(side, FileSide) and not side.checked:
             check_increments(side.increments, engine or LocalEngine(), progress or unseen)

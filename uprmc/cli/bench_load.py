@@ -21,7 +21,6 @@ from uprmc.cli.bench_wire import DEL, GET, INCR, MISSING, PING, SET, Binary, Req
 from uprmc.cli.latencies import Latencies
 from uprmc.cli.node_access import NodeAccess
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.cluster_map import parsed_map
 from uprmc.model import VBucketState, vbucket_of
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
@@ -168,18 +167,12 @@ class Frames:
 
 def frames_for(connection: NodeConnection, plan: Plan, *, text: bool = False) -> Frames:
     """Ask a node for its vBuckets, and of text, for the listener; raises `NodeError`."""
-    answer = connection.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
     extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
     seqnos = connection.ask(RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras))
-    for each in (answer, seqnos):
-        if each.status:
-            raise NodeError(
-                f"the node at {connection.place} does not tell its vBuckets: {each.reason}"
-            )
-    try:
-        vbuckets = parsed_map(answer.value).vbuckets
-    except ValueError as error:
-        raise NodeError(f"the node at {connection.place} has {error}") from None
+    vbuckets = connection.vbuckets()
+    if seqnos.status or not vbuckets:
+        why = f": {seqnos.reason}" if seqnos.status else ""
+        raise NodeError(f"the node at {connection.place} does not tell its vBuckets{why}")
     active = frozenset(number for number, _ in decode_vbucket_seqnos(seqnos.value))
     frames = Frames(plan, vbuckets, active, _text(connection) if text else Binary(vbuckets))
     if not frames.numbers:

@@ -11,15 +11,15 @@ import click
 
 from uprmc.cli.arguments import KeyPattern, whole
 from uprmc.cli.change_lines import time_text
+from uprmc.cli.documents import client_of
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable
 from uprmc.client.handler import Change
 from uprmc.client.lease import Lease
 from uprmc.consume.json_fields import text_or_base64
 
-#: A lease is for so long; it is renewed after every so many documents.
+#: A lease is for so long, and renewed while keys are printed.
 _LEASE_S = 60.0
-_RENEW_ITEMS = 100_000
 
 
 @click.command()
@@ -34,7 +34,8 @@ def keys(pattern: str, limit: int | None, count: bool, node: NodeAccess, as_json
     PATTERN without * is how keys begin, too; \\* is a star. Quote it for the shell.
 
     Each node is read as it is at one moment, from a lease, however many documents it has. The
-    order is that of the last changes within each vBucket.
+    order is that of the last changes within each vBucket. Where a vBucket is active on no node that
+    answers, nothing is printed, and the exit code is 1.
     """
     with closing(_found(node, KeyPattern(pattern, whole=False))) as found:
         some = islice(found, limit)
@@ -47,19 +48,19 @@ def keys(pattern: str, limit: int | None, count: bool, node: NodeAccess, as_json
 
 
 def _found(node: NodeAccess, pattern: KeyPattern) -> Generator[Change, None, None]:
-    for place in node.places:
+    with client_of(node) as client:
+        groups = client.by_place()
+    for place, numbers in groups.items():
         lease = Lease(
             place,
-            (),
+            numbers,
             _LEASE_S,
             tls=node.tls,
             credentials=node.credentials,
             timeout_s=node.timeout_s,
         )
-        with lease, closing(lease.read(values=False)) as changes:
-            for number, change in enumerate(changes, 1):
-                if not number % _RENEW_ITEMS:
-                    lease.renew(_LEASE_S)
+        with lease, closing(lease.read(values=False, renews=True)) as changes:
+            for change in changes:
                 if change.op == "set" and pattern.matches(change.key):
                     yield change
 

@@ -12,7 +12,6 @@ from uprmc.cli.arguments import seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.cluster_map import parsed_map
 from uprmc.consume.json_fields import text_or_base64
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.model import vbucket_of
@@ -81,15 +80,12 @@ def observe(
 
 def _vbucket_by_key(connection: NodeConnection, key: bytes) -> int:
     """Return where a key belongs on a node with that many vBuckets."""
-    answer = connection.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
-    try:
-        if answer.status:
-            raise ValueError(answer.reason)
-        return vbucket_of(key, parsed_map(answer.value).vbuckets)
-    except ValueError as error:
+    count = connection.vbuckets()
+    if not count:
         raise NodeError(
-            f"the node does not report how many vBuckets it has ({error}): name one with --vbuckets"
-        ) from None
+            "the node does not report how many vBuckets it has: name one with --vbuckets"
+        )
+    return vbucket_of(key, count)
 
 
 def _ask(connection: NodeConnection, number: int, key: bytes) -> tuple[KeyObservation, float]:

@@ -60,6 +60,9 @@ Examples:
 def verify(shared: Common, a: str, b: str, **given: Any) -> None:
     """Compare two nodes or clusters, or one of them with a backup.
 
+    A replica may be compared with its source: of two nodes that belong together, each is read by
+    itself.
+
     The exit code is 0 if both sides are the same, and 1 if they differ.
     """
     with running(**shared.showing, afterwards=_afterwards) as run:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
-from uuid import uuid4
 
 import click
 
@@ -16,6 +15,7 @@ from uprmc.cli.arguments import VBUCKETS, seconds, whole
 from uprmc.cli.change_lines import time_text
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.connecting import own_name
 from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -245,7 +245,7 @@ def _open(connection: NodeConnection) -> None:
     for request in (
         RequestFrame(
             Opcode.UPR_OPEN,
-            key=b"uprmc watermarks " + uuid4().hex.encode(),
+            key=own_name("uprmc-watermarks").encode(),
             extras=OPEN_EXTRAS.pack(0, OpenFlag.PRODUCER),
         ),
         RequestFrame(Opcode.UPR_CONTROL, key=WATERMARKS_KEY, value=MANAGE),

@@ -12,6 +12,7 @@ from typing import Self
 from uprmc import places
 from uprmc.client.errors import ClientError
 from uprmc.connecting import connected, new_nonce
+from uprmc.consume.cluster_map import COUNT_GROUP, ClusterMap, count_in, map_of
 from uprmc.consume.conversation import Questions
 from uprmc.consume.login import login
 from uprmc.errors import ConfigError, RemoteProtocolError
@@ -141,6 +142,20 @@ class NodeConnection:
             raise error.doubting(self.place)
         if response.status:
             raise NodeError(f"statistics {group!r} refused: {response.reason}")
+
+    def cluster_map(self) -> ClusterMap | None:
+        """Return the node's cluster map, ``None`` if it has none that makes sense."""
+        return map_of(self.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG)))
+
+    def vbuckets(self) -> int:
+        """Return how many vBuckets the node has, 0 = it does not say."""
+        found = self.cluster_map()
+        if found is not None:
+            return found.vbuckets
+        try:
+            return count_in(dict(self.statistics(COUNT_GROUP)))
+        except NodeError:  # it does not tell; one that is gone says so at the next question
+            return 0
 
     def _log_in(self, credentials: Credentials, *, safe: bool) -> None:
         steps = login(credentials, new_nonce(), safe=safe)

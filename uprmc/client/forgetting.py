@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.errors import MisuseError, NotActive, NotForgotten
 from uprmc.client.nodes import check_place
+from uprmc.connecting import own_name
 from uprmc.consume import features
-from uprmc.consume.placement import Placement
+from uprmc.consume.placement import OtherBucket, Placement
 from uprmc.consume.ranges import named
 from uprmc.consume.reports import removals, told_of
 from uprmc.errors import RemoteProtocolError
@@ -130,13 +131,13 @@ class _Forgetting:
             raise NodeError(f"the node at {connection.place} makes no sense: {error}") from None
 
     def _learn(self, connection: NodeConnection) -> None:
-        answer = connection.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
-        if answer.status:
-            return  # it has no map: it is asked for what it has
         try:
-            self._placement.take_map(connection.place, answer.value)
-        except ValueError as error:
-            raise NodeError(f"the node at {connection.place}: {error}") from None
+            answer = connection.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
+            self._placement.take_map(connection.place, answer)
+            if not self._placement.vbuckets:
+                self._placement.take_count(connection.place, connection.vbuckets())
+        except OtherBucket as error:
+            raise NodeError(f"the node at {error}") from None
 
     def _active(self, connection: NodeConnection) -> list[int]:
         extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
@@ -149,7 +150,7 @@ class _Forgetting:
 
     def _remove(self, connection: NodeConnection, numbers: Sequence[int]) -> None:
         controls = features.REGISTRAR.controls()
-        opening = features.REGISTRAR.open(b"uprmc forgets " + self._name)
+        opening = features.REGISTRAR.open(own_name("uprmc-forgets").encode())
         first, *answers = connection.ask_all([opening, *controls])
         if first.status:
             raise NodeError(f"the node at {connection.place} refuses: {first.reason}")

@@ -7,7 +7,8 @@ are the keeper's; outside, they are the thread's.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Self
 
 #: The keeper looks so often in a keep-alive's interval: the node waits one for an answer.
@@ -54,3 +55,14 @@ class Keeper:
             with self._lock:
                 if self._inside:
                     self._look()
+
+
+@contextmanager
+def running(interval_s: float, look: Callable[[], None]) -> Iterator[Keeper]:
+    """Give a keeper that looks until the ``with`` statement ends."""
+    keeper = Keeper(interval_s, look)
+    keeper.start()
+    try:
+        yield keeper
+    finally:
+        keeper.stop()

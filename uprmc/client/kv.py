@@ -120,6 +120,16 @@ class KvClient:
         """Return the vBucket that a key belongs to."""
         return self._map.vbucket_of(key)
 
+    def by_place(self) -> dict[str, list[int]]:
+        """Return the vBuckets that each node has active, as of now; together these are all.
+
+        Raises:
+            NotActive: some are active on no node that answers.
+            NodeError: no node answers.
+        """
+        self._map.refresh()
+        return self._map.by_place()
+
     # --- reading --------------------------------------------------------------------------------
 
     def get(self, key: bytes) -> Document | None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.client.errors import NotActive
 from uprmc.consume.history import read_log
 from uprmc.consume.placement import Log, OtherBucket, Placement
+from uprmc.consume.ranges import named
 from uprmc.errors import NotMyVBucket, RemoteProtocolError, UprmcError
 from uprmc.model import VBucketState, vbucket_of
 from uprmc.protocol.binary import decode_hello, encode_hello
@@ -31,6 +33,11 @@ _FEATURES = (
     Feature.MUTATION_SEQNO,
     Feature.TERMS,
 )
+
+#: vBuckets of which an error says why they are refused.
+_REASONS_MAX = 5
+
+_MAP = RequestFrame(Opcode.GET_CLUSTER_CONFIG)
 
 #: By vBucket, the term of each that a node has active.
 _Terms = dict[int, int]
@@ -76,6 +83,24 @@ class KvMap:
             reasons = "; ".join(map(str, self._silent.values()))
             return NodeError(f"vBucket {vbucket} is active on no node that answers: {reasons}")
         return NotMyVBucket(f"vBucket {vbucket} is active on none of {', '.join(self.places)}")
+
+    def by_place(self) -> dict[str, list[int]]:
+        """Return all vBuckets by the node that has them; raises `NotActive`."""
+        found: dict[str, list[int]] = {}
+        absent: list[int] = []
+        for vbucket in range(self.vbuckets):
+            connection = self.connection(vbucket)
+            if connection is None:
+                absent.append(vbucket)
+            else:
+                found.setdefault(connection.place, []).append(vbucket)
+        if absent:
+            choices = [self._placement.choices.get(vbucket) for vbucket in absent]
+            why = [each.why for each in choices if each is not None and each.why]
+            words = [f"{named(absent)}: active on none of {', '.join(self.places)}"]
+            words += [*dict.fromkeys(why)][:_REASONS_MAX]
+            raise NotActive("; ".join([*words, *map(str, self._silent.values())]), absent)
+        return found
 
     def drop(self, connection: NodeConnection) -> None:
         """Hang up on a node; `refresh` dials it again."""
@@ -151,15 +176,12 @@ class KvMap:
 
     def _learn(self, place: str, connection: NodeConnection) -> None:
         """Take from the node's map how many vBuckets there are, and which other nodes."""
-        answer = connection.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
-        if answer.status:
-            return
         try:
-            self._placement.take_map(place, answer.value)
+            self._placement.take_map(place, connection.ask(_MAP))
+            if not self.vbuckets:
+                self._placement.take_count(place, connection.vbuckets())
         except OtherBucket as error:
             raise _Disagreement(f"the node at {error}") from None
-        except ValueError as error:
-            raise NodeError(f"the node at {place} has {error}") from None
 
     def _logs(self, place: str, vbuckets: list[int]) -> dict[int, Log]:
         return {vbucket: self._log(place, vbucket) for vbucket in vbuckets}

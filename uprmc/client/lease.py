@@ -15,16 +15,19 @@ import selectors
 import ssl
 import time
 from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
 from uprmc.client.events import Event, StreamEnded
 from uprmc.client.handler import Change
+from uprmc.client.keeper import running
 from uprmc.client.node_session import NodeSession
 from uprmc.client.nodes import check_place
 from uprmc.client.position import Asked
 from uprmc.client.wire import Wire
+from uprmc.connecting import own_name
 from uprmc.consume import features
 from uprmc.consume import lease as messages
 from uprmc.consume.batch import Batch
@@ -36,6 +39,13 @@ from uprmc.protocol.opcodes import EndReason, Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
 
 _TIMEOUT_S = 30.0
+
+#: A node sends a keep-alive after so long without a frame.
+NOOP_INTERVAL_S = 120.0
+
+#: Renewals in the life of a lease: two of them may fail.
+_RENEWALS = 3
+
 _BEGINNING = Asked(0, SnapshotRange(0, 0), 0, ())
 
 
@@ -78,39 +88,66 @@ class Lease:
     ) -> None:
         self._place, self._tls, self._credentials = place, tls, credentials
         self._timeout_s = timeout_s
+        self._wanted_s = lifetime_s
         answer = self._acquired(list(vbuckets), _seconds(lifetime_s), reader)
         try:
             self.id, self.lifetime_s, leased = messages.granted(answer)
         except RemoteProtocolError as error:
             raise LeaseRefused(f"{place}: {error}") from None
+        self._renew_at = time.monotonic() + self.lifetime_s / _RENEWALS
         self.vbuckets: dict[int, LeasedVBucket] = {each.vbucket: each for each in leased}
 
     def read(
-        self, vbuckets: Sequence[int] | None = None, *, values: bool = True
+        self,
+        vbuckets: Sequence[int] | None = None,
+        *,
+        values: bool = True,
+        renews: bool = False,
     ) -> Generator[Change, None, None]:
         """Yield the newest version of each document, and deletions, as the lease holds them.
+
+        The program may take its time: keep-alives are answered meanwhile.
 
         Args:
             vbuckets: which, ``None`` = all.
             values: whether changes carry the documents' values.
+            renews: let the lease live for as long as it is read.
 
         Raises:
             LeaseRefused: it has ended, or does not hold one of the vBuckets.
             ClientError: the node does not answer, or makes no sense.
         """
         wanted = sorted(self.vbuckets) if vbuckets is None else list(vbuckets)
-        with self._talk(values=values) as talk:
+        with ExitStack() as stack:
+            talk = stack.enter_context(self._talk(values=values))
+
+            def look() -> None:
+                talk.answer_keep_alives()
+                if renews:
+                    self._renew_if_due()
+
             talk.run(talk.session.handshake())
             talk.run(self._begin(talk.session, wanted))
             left = len(wanted)
+            keeper = stack.enter_context(running(min(NOOP_INTERVAL_S, self.lifetime_s), look))
             while left:
+                if renews:
+                    self._renew_if_due()
                 for event in talk.events():
                     if type(event) is Batch:
-                        yield from event
+                        with keeper:
+                            yield from event
                     elif type(event) is StreamEnded:
                         left -= 1
                         if event.reason != EndReason.OK:
                             raise LeaseRefused(f"the lease at {self._place} has ended meanwhile")
+
+    def _renew_if_due(self) -> None:
+        if time.monotonic() < self._renew_at:
+            return
+        self._renew_at = time.monotonic() + self._wanted_s / _RENEWALS
+        with suppress(ClientError):  # whoever reads is told
+            self.renew(self._wanted_s)
 
     def renew(self, lifetime_s: float) -> None:
         """Let it live for so long from now."""
@@ -190,8 +227,9 @@ class _Talk:
         self._timeout_s = timeout_s
         self.session = NodeSession(
             check_place(place),
-            "uprmc-lease",
+            own_name("uprmc-lease"),
             wants_values=values,
+            noop_interval_s=NOOP_INTERVAL_S,
             credentials=credentials,
             tls=tls is not None,
         )
@@ -223,6 +261,14 @@ class _Talk:
             while None in ask.answers:
                 self._early += self._received(ask)
             answers = ask.answers
+
+    def answer_keep_alives(self) -> None:
+        """Answer those that come while the thread works; it must have dealt with what it read."""
+        answers = b""
+        while data := self._wire.read_ahead(self.session.room_ahead):
+            answers += self.session.hear_ahead(data)
+        with suppress(ClientError):  # told when it is read
+            self._wire.write(answers)
 
     def events(self) -> list[Event]:
         """Wait for data and return what it says, perhaps nothing."""

@@ -9,7 +9,6 @@ from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ProducerError
 from uprmc.consume.cluster_map import ClusterMap
 from uprmc.model import FailoverLog, VBucketState
-from uprmc.places import of_cluster_map
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNO_TERM, VBUCKET_SEQNOS_EXTRAS
 from uprmc.protocol.opcodes import Opcode
@@ -47,9 +46,8 @@ class NodeFacts:
 
     @property
     def servers(self) -> Sequence[str]:
-        """The nodes that its cluster map names, if that names several."""
-        found = of_cluster_map(self.map.servers, self._place) if self.map is not None else []
-        return found if len(found) > 1 else []
+        """The nodes that its cluster map names."""
+        return self.map.places(self._place) if self.map is not None else ()
 
     def has(self, vbucket: int) -> bool:
         """Tell whether a vBucket can be streamed from there."""

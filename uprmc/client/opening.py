@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -11,7 +10,7 @@ from uprmc.client.connection import WANTS_LOGIN
 from uprmc.client.errors import OpenRefused
 from uprmc.connecting import new_nonce
 from uprmc.consume import features
-from uprmc.consume.cluster_map import ClusterMap, parsed_map
+from uprmc.consume.cluster_map import ClusterMap, map_of
 from uprmc.consume.login import login_in_turns
 from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import LoginRefused
@@ -108,7 +107,4 @@ def _opened(greeted: ResponseFrame, granted: set[bytes], cluster_map: ResponseFr
     knows_terms = features.tells_terms(greeted.status, greeted.value)
     if not knows_terms:  # some producers grant every CONTROL
         granted -= {features.STREAM_REQUESTS, features.WATERMARKS, features.REPORTS}
-    found = None
-    with suppress(ValueError):  # an operator may set any JSON object as map
-        found = parsed_map(cluster_map.value)
-    return Opened(granted, knows_terms, found)
+    return Opened(granted, knows_terms, map_of(cluster_map))

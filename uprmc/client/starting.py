@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import random
-import socket
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
@@ -28,6 +27,7 @@ from uprmc.client.nodes import check_places
 from uprmc.client.options import Options
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, StateStore
+from uprmc.connecting import own_name
 from uprmc.consume.registering import Instance, kind_number
 from uprmc.protocol.watermarks import ID_MAX_BYTES
 
@@ -73,7 +73,7 @@ def checked(
             f"vbuckets {vbuckets!r}: say a list of numbers, or None for all"
         ) from None
     options = Options(
-        name=f"{name}:{socket.gethostname()}-{os.getpid()}-{os.urandom(4).hex()}",
+        name=own_name(name),
         vbuckets=numbers,
         jitter=random.random,
         **more,

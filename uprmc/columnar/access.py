@@ -10,11 +10,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from uprmc import places, units
 from uprmc.columnar.errors import BadOption
 from uprmc.columnar.option import option
 from uprmc.places import Place, parsed
+
+#: See `Access.copies`.
+Copies = Literal["none", "missing", "own"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ class Access:
         tls: ``None`` = no TLS.
         terms: by vBucket, the highest term that is known from elsewhere, such as the last backup: a
             node that has a lower one was deposed.
+        copies: which replicas of `servers` are read: none; those of vBuckets that are active
+            nowhere; or all, before what is active at other nodes.
         patience_s: how long a lost or busy node is tried again, in place of `retries`: for tasks
             of a driver that has reached the nodes before, which restart if they are away.
     """
@@ -128,6 +134,7 @@ class Access:
     )
     terms: Mapping[int, int] = field(default_factory=dict, hash=False)
     patience_s: float | None = None
+    copies: Copies = "none"
 
     def secret(self) -> str:
         """Return the password, from wherever it is kept.

@@ -9,6 +9,7 @@ connection that was kept open and fails is no silent node: it is dialled once mo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
@@ -24,6 +25,7 @@ from uprmc.columnar.errors import (
     VBucketsChanged,
 )
 from uprmc.columnar.retry_policy import Busy, patiently
+from uprmc.consume.cluster_map import COUNT_GROUP, count_in
 from uprmc.consume.history import read_log
 from uprmc.consume.placement import OtherBucket, Placement
 from uprmc.errors import RemoteProtocolError
@@ -73,7 +75,8 @@ class Nodes:
     Connections are kept open; used by one thread at a time.
 
     Attributes:
-        owners: the node of each that is active, by number.
+        owners: the node of each that is active, by number; or that has the replica to be read.
+        copied: those of them that are replicas there.
         silent: why nodes did not answer when they were asked last.
 
     Raises:
@@ -91,6 +94,7 @@ class Nodes:
         self._seqnos: dict[int, int] = {}
         self.silent: list[SparkError] = []
         self.owners: dict[int, str] = {}
+        self.copied: frozenset[int] = frozenset()
         try:
             self.refresh()
         except BaseException:
@@ -242,6 +246,24 @@ class Nodes:
         choices = sorted(self._placement.choices.items())
         self.owners = {number: choice.place for number, choice in choices if choice.place}
         self._seqnos = {number: active[place][number][0] for number, place in self.owners.items()}
+        if self._access.copies != "none":
+            self._use_copies(place for place in self._access.servers if place in active)
+
+    def _use_copies(self, places: Iterable[str]) -> None:
+        """Have replicas read that the named nodes have; of several the newest."""
+        known = self.owners if self._access.copies == "missing" else {
+            number: place
+            for number, place in self.owners.items()
+            if place in self._access.servers
+        }  # fmt: skip
+        found: dict[int, tuple[int, str]] = {}
+        for place in places:
+            for number, (seqno, _) in self.at(place, partial(_told, VBucketState.REPLICA)).items():
+                if number not in known:
+                    found[number] = max(found.get(number, (-1, "")), (seqno, place))
+        self.copied = frozenset(found)
+        self.owners |= {number: place for number, (_, place) in found.items()}
+        self._seqnos |= {number: seqno for number, (seqno, _) in found.items()}
 
     def _told_by(self, place: str) -> _Active:
         """Ask a node; one whose connection was kept open gets another if that one fails."""
@@ -249,7 +271,7 @@ class Nodes:
         try:
             connection = self.connection(place)
             self._learn(connection)
-            return _active(connection)
+            return _told(VBucketState.ACTIVE, connection)
         except BaseException as error:
             self.drop(place)
             if not (kept and isinstance(error, Unreachable)):
@@ -259,14 +281,14 @@ class Nodes:
     def _learn(self, connection: Connection) -> None:
         """Take from the node's map how many vBuckets there are, and which other nodes."""
         (answer,) = connection.ask([RequestFrame(Opcode.GET_CLUSTER_CONFIG)])
-        if answer.status:
-            return
         try:
-            self._placement.take_map(connection.place, answer.value)
+            self._placement.take_map(connection.place, answer)
+            if not self.vbuckets:
+                with suppress(Refused):
+                    count = count_in(connection.stats(COUNT_GROUP))
+                    self._placement.take_count(connection.place, count)
         except OtherBucket as error:
             raise VBucketsChanged(str(error)) from None
-        except ValueError:
-            return  # an operator may set any JSON object as map
 
     def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, FailoverLog]:
         """Return failover logs, none if the node does not tell."""
@@ -302,8 +324,9 @@ def _survey(
     return _logs(connection, numbers), details(connection, "num_items") if items else {}
 
 
-def _active(connection: Connection) -> _Active:
-    extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
+def _told(state: VBucketState, connection: Connection) -> _Active:
+    """Return the vBuckets that a node has in a state."""
+    extras = VBUCKET_SEQNOS_EXTRAS.pack(state)
     (answer,) = connection.require([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
     try:
         if connection.knows_terms:

@@ -11,7 +11,6 @@ Source: design of this part, section 2; Spark reference, section 3.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -25,6 +24,7 @@ from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.streams import LeaseGone, Streams
+from uprmc.connecting import own_name
 from uprmc.consume.lease import Grant
 
 #: Rows of vBuckets that are not complete are kept back up to here; then the oldest are yielded.
@@ -102,7 +102,7 @@ class _Reading:
         self._held: deque[Block] = deque()
         self._held_bytes = self._blocks = 0
         self._untold: list[ReadState] = []
-        self._name = f"{access.client_id or 'spark'}-{os.getpid()}-{os.urandom(4).hex()}"
+        self._name = own_name(access.client_id or "spark")
 
     # --- leases ---------------------------------------------------------------------------------
 

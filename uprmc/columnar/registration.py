@@ -20,8 +20,9 @@ from functools import partial
 
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
-from uprmc.columnar.errors import SparkError
+from uprmc.columnar.errors import NoVBucket, SparkError
 from uprmc.columnar.nodes import Nodes
+from uprmc.connecting import own_name
 from uprmc.consume import features
 from uprmc.consume.registering import Instance, Purged, Registering
 from uprmc.consume.reports import removals, told_of, vbuckets_of
@@ -165,17 +166,20 @@ def unregister(access: Access, name: bytes) -> list[int]:
     """Remove the rows of an instance from all nodes; return the vBuckets that had one.
 
     Raises:
+        NoVBucket: some are active on no node; of the others the rows are removed.
         Unreachable, Refused, ...: a node does not answer, or refuses; the others may be done.
     """
     removed: list[int] = []
     with Nodes(access) as nodes:
         for place, numbers in nodes.by_place(nodes.owners).items():
             removed += nodes.at(place, partial(_removed, name, numbers))
+        if missing := sorted(set(range(nodes.vbuckets)).difference(nodes.owners)):
+            raise NoVBucket(nodes.absent(missing))
     return sorted(removed)
 
 
 def _removed(name: bytes, numbers: Sequence[int], connection: Connection) -> set[int]:
-    granted = opened(connection, b"removes " + name)
+    granted = opened(connection, own_name("removes").encode())
     if features.WATERMARKS not in granted:
         return set()
     refusals: list[tuple[Refused, ResponseFrame]] = []

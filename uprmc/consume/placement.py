@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from uprmc.consume.cluster_map import parsed_map
-from uprmc.places import of_cluster_map
+from uprmc.consume.cluster_map import map_of
+from uprmc.protocol.header import ResponseFrame
 
 #: More nodes are not believed in.
 NODES_MAX = 256
@@ -144,24 +144,29 @@ class Placement:
         self.terms = dict(terms or {})
         self.choices: dict[int, Choice] = {}
 
-    def take_map(self, place: str, text: bytes) -> None:
+    def take_map(self, place: str, answer: ResponseFrame) -> None:
         """Take from a node's map how many vBuckets there are, and which other nodes.
 
         Raises:
             OtherBucket: it has another number of vBuckets than is known.
-            ValueError: it is no map; an operator may set any JSON object as one.
         """
-        count, others, terms = parsed_map(text)
+        found = map_of(answer)
+        if found is None:
+            return
+        self.take_count(place, found.vbuckets)
+        self._heard_of(dict(enumerate(found.terms)))
+        for other in found.places(place):
+            if other not in self.places and len(self.places) < NODES_MAX:
+                self.places.append(other)
+
+    def take_count(self, place: str, count: int) -> None:
+        """Learn how many vBuckets a node has, 0 = it does not say; raises `OtherBucket`."""
         self.vbuckets = self.vbuckets or count
-        if count != self.vbuckets:
+        if count and count != self.vbuckets:
             raise OtherBucket(
                 f"{place} has {count} vBuckets, not {self.vbuckets}: it "
                 "belongs to another bucket; leave it out"
             )
-        self._heard_of(dict(enumerate(terms)))
-        for other in of_cluster_map(others, place):
-            if other not in self.places and len(self.places) < NODES_MAX:
-                self.places.append(other)
 
     def settle(self, told: Mapping[str, Mapping[int, int]], logs_at: LogsAt) -> None:
         """Choose for each vBucket by terms, and where these are equal by failover logs.

@@ -18,7 +18,6 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.cluster_map import parsed_map
 from uprmc.consume.history import read_log
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
@@ -249,11 +248,7 @@ class Source:
         told = self._told.get(place)
         if told is not None and told.total:
             return told.total
-        answer = self._at(place).ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
-        try:
-            return 0 if answer.status else parsed_map(answer.value).vbuckets
-        except ValueError:
-            return 0
+        return self._at(place).vbuckets()
 
     def _ask_logs(self, vbuckets: list[int]) -> dict[int, FailoverLog]:
         found: dict[int, FailoverLog] = {}

@@ -301,15 +301,19 @@ class Follower:
         return self._nodes
 
     def _standings(self, nodes: Nodes) -> dict[int, Standing]:
-        """Return how far the wanted vBuckets are, those that are active."""
+        """Return how far the wanted vBuckets are, those that are active.
+
+        What ends with the present is never silently less than all: there is no later batch.
+        """
         try:
             nodes.refresh()
-            wanted = self._options.vbuckets
-            if wanted is None:
+            chosen = self._options.vbuckets
+            if chosen is None and not self._until_now:
                 return nodes.standings()
+            wanted = range(nodes.vbuckets) if chosen is None else chosen
             missing = [number for number in wanted if number not in nodes.owners]
             if missing and self._options.fail_on_data_loss:
-                raise NoVBucket(f"vb={missing[0]} is active on no node")
+                raise NoVBucket(nodes.absent(missing))
             return nodes.standings(number for number in wanted if number in nodes.owners)
         except SparkError:
             with suppress(Exception):

@@ -15,7 +15,7 @@ from uprmc.consume.placement import NODES_MAX, Claim, chosen
 from uprmc.consume.retry import Backoff
 from uprmc.login.credentials import Credentials
 from uprmc.model import ConflictRule
-from uprmc.places import of_cluster_map, parsed
+from uprmc.places import parsed
 from uprmc.ports import Clock, Dialled, Session
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Target, TargetOwner
@@ -218,7 +218,7 @@ class Nodes:
                 f"{target.place} has {target.map.vbuckets} vBuckets and this node {count}: a "
                 "link needs the same number at both ends"
             )
-        for place in of_cluster_map(target.map.servers, target.place):
+        for place in target.map.places(target.place):
             if place not in self._by_place and len(self) < NODES_MAX:
                 self._by_place[place] = Node(place, self._backoff())
         return ""

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from uprmc.config import Settings
-from uprmc.consume.cluster_map import ClusterMap, parsed_map
+from uprmc.consume.cluster_map import ClusterMap, map_of
 from uprmc.consume.history import read_log
 from uprmc.consume.login import Login
 from uprmc.errors import InvalidArguments
@@ -177,12 +177,9 @@ class Target(NodeSession):
         self.ask_seqnos(self._surveyed)
 
     def _mapped(self, reply: ResponseFrame) -> None:
-        if reply.status == Status.SUCCESS:
-            try:
-                self.map = parsed_map(reply.value)
-                self.bucket_uuid = str(json.loads(reply.value).get("uuid", ""))[:64]
-            except ValueError:
-                self.map = None  # an operator may set any JSON object as one
+        self.map = map_of(reply)
+        if self.map is not None:
+            self.bucket_uuid = self.map.bucket_uuid
 
     def _statistic(self, reply: ResponseFrame) -> None:
         """Take one of the general statistics, of which one says how the node resolves conflicts."""
