@@ -40,7 +40,11 @@ Side = Access | BackupSide
 
 
 class NodeSide:
-    """Nodes. Where a vBucket is active on none, a replica of the named ones is read.
+    """Nodes.
+
+    Args:
+        access: to them.
+        copies: which of their replicas are read, too.
 
     Attributes:
         owners: HOST:PORT of the node that each vBucket is read from.
@@ -48,7 +52,7 @@ class NodeSide:
 
     has_values = True
 
-    def __init__(self, access: Access, copies: Copies = "missing") -> None:
+    def __init__(self, access: Access, copies: Copies = "none") -> None:
         self._access = replace(access, copies=copies)
         with Nodes(self._access) as nodes:
             self.vbuckets = nodes.vbuckets
@@ -114,16 +118,20 @@ OpenSide = NodeSide | FileSide
 
 
 def open_sides(a: Side | Path | str, b: Side | Path | str) -> tuple[OpenSide, OpenSide]:
-    """Return what is to be compared; of one cluster, each side with what it has itself."""
-    one, other = open_side(a), open_side(b)
+    """Return what is to be compared.
+
+    Where a vBucket is active on no node, a replica of the named ones is read; of two nodes of one
+    cluster, what each has itself.
+    """
+    one, other = open_side(a, "missing"), open_side(b, "missing")
     if isinstance(one, NodeSide) and isinstance(other, NodeSide) and one.shares_with(other):
         return one.by_itself(), other.by_itself()
     return one, other
 
 
-def open_side(side: Side | Path | str) -> OpenSide:
+def open_side(side: Side | Path | str, copies: Copies = "none") -> OpenSide:
     if isinstance(side, Access):
-        return NodeSide(side)
+        return NodeSide(side, copies)
     return FileSide(side if isinstance(side, BackupSide) else BackupSide(Path(side)))
 
 

@@ -41,6 +41,7 @@ from uprmc.backup.endpoints import (
     NodeSide,
     OpenSide,
     Side,
+    open_side,
     open_sides,
     parts_of,
 )
