@@ -61,6 +61,7 @@ def test_questions_are_laid_out_as_the_node_reads_them() -> None:
     asked = lease.acquire([7, 3], 60)
     assert (asked.opcode, asked.extras) == (Opcode.LEASE_ACQUIRE, b"\0\0\0\x3c")
     assert decode_lease_vbuckets(asked.value) == [7, 3]
+    assert lease.acquire([7, 3], 60, spare=2).extras == b"\0\0\0\x3c\0\0\0\2"
     assert lease.renew(5, 60).extras == b"\0\0\0\0\0\0\0\5\0\0\0\x3c"
     assert lease.release(5).extras == b"\0\0\0\0\0\0\0\5"
 

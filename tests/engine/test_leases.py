@@ -186,6 +186,23 @@ def test_what_cannot_be_leased_is_refused_and_nothing_is_held(
     assert rig.nothing_is_held()
 
 
+@pytest.mark.parametrize(
+    ("limit", "spare", "granted"), [(4, 2, 2), (4, 9, 1), (2, 1, 1), (1, 2, 1)]
+)
+def test_who_spares_leases_for_others_gets_none_of_the_last_ones(
+    limit: int, spare: int, granted: int
+) -> None:
+    rig = Rig(leases=limit)
+    for _ in range(granted):
+        rig.leases.acquire([0], 60, spare=spare)
+    with pytest.raises(TemporaryFailure, match="stay free for others"):
+        rig.leases.acquire([0], 60, spare=spare)
+    for _ in range(limit - granted):
+        rig.acquire(0)
+    with pytest.raises(TemporaryFailure, match=f"there are {limit} leases already"):
+        rig.acquire(0)
+
+
 @pytest.mark.parametrize("state", [VBucketState.PENDING, VBucketState.DEAD])
 def test_a_vbucket_that_serves_nobody_cannot_be_leased(rig: Rig, state: VBucketState) -> None:
     rig.node.bucket.set_state(1, state)

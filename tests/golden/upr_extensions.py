@@ -54,6 +54,12 @@ VECTORS = [
         "80 e4 0000 04 00 0000 00000008 00000022 0000000000000000 00000258 0005 0384",
     ),
     Vector(
+        "X6s",
+        "any to S",
+        "lease vBucket 5 for 600 s, if 2 leases stay free",
+        "80 e4 0000 08 00 0000 0000000a 00000022 0000000000000000 00000258 00000002 0005",
+    ),
+    Vector(
         "X6r",
         "S to any",
         "leased for 300 s: vBucket 5 of U1 at 100, purged up to 7",

@@ -72,6 +72,11 @@ MEANINGS: dict[str, tuple[Frame, str, dict[str, int]]] = {
         "LeaseAcquireExtras",
         {"lifetime_s": 600},
     ),
+    "X6s": (
+        RequestFrame(0xE4, value=b"\x00\x05", opaque=0x22),
+        "LeaseAcquireSparingExtras",
+        {"lifetime_s": 600, "spare": 2},
+    ),
     "X6r": (
         ResponseFrame(
             0xE4,
@@ -103,6 +108,7 @@ FIXED = {
     "RoundCompleteExtras": "ROUND_COMPLETE_EXTRAS",
     "SnapshotEndExtras": "SNAPSHOT_END_EXTRAS",
     "LeaseAcquireExtras": "LEASE_ACQUIRE_EXTRAS",
+    "LeaseAcquireSparingExtras": "LEASE_ACQUIRE_SPARING_EXTRAS",
     "LeaseRenewExtras": "LEASE_RENEW_EXTRAS",
     "LeaseReleaseExtras": "LEASE_RELEASE_EXTRAS",
     "LeaseGrantExtras": "LEASE_GRANT_EXTRAS",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import struct
+import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -16,12 +18,16 @@ import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk import here
-from tests.bulk.world import ask, compact
+from tests.bulk.world import HERE, access_to, ask, compact
 from tests.spark.conftest import VBUCKETS
+from uprmc.backup.backups import backup
+from uprmc.backup.verifying import verify
+from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import (
     BadOption,
     DataLost,
     LeaseEnded,
+    LeaseRefused,
     NoVBucket,
     RolledBack,
     VBucketsChanged,
@@ -35,7 +41,7 @@ from uprmc.protocol.opcodes import Opcode
 from uprmc.spark import batch
 from uprmc.spark.api import current_offsets, hold
 from uprmc.spark.batch import Task, plan, run
-from uprmc.spark.options import read_options
+from uprmc.spark.options import IDLE_S, SPARE_LEASES, read_options
 from uprmc.spark.pushdown import EVERYTHING, Wanted
 
 COUNT = 500
@@ -180,6 +186,71 @@ def test_every_task_of_a_held_read_reads_one_moment(node: ServerProcess, servers
     of_token(options.access, token).release()
     with pytest.raises(LeaseEnded):
         rows(servers, tasks=tasks, snapshot="held")
+
+
+def open_leases(servers: str) -> list[int]:
+    """Return the seconds that each lease of the node has left."""
+    with Connection(servers, read_options({"servers": servers}).access) as connection:
+        told = connection.stats("leases")
+    return sorted(int(value) for name, value in told.items() if name.endswith("seconds_left"))
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where DataFrames of this test keep their leases."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_all_actions_of_a_dataframe_read_one_lease_which_is_short_after_them(
+    node: ServerProcess, servers: str, own_files: Path
+) -> None:
+    before = len(open_leases(servers))
+    frame = {"snapshot": "held", "frame": "mine"}
+    options = read_options({"servers": servers, **frame})
+    tasks = plan(options)
+    (token,) = {task.lease for task in tasks}
+    assert token is not None
+    assert open_leases(servers)[-1] > IDLE_S, "until its first task comes it is kept for longer"
+    first = rows(servers, tasks=tasks, **frame)
+    assert open_leases(servers)[-1] <= IDLE_S
+    here.put(node, here.numbered(5, prefix="frame"))
+    assert rows(servers, **frame) == first
+    narrow = Wanted(vbuckets=frozenset({3}), after=1)
+    part = rows(servers, narrow, **frame)
+    assert part == [row for row in first if row["_vb"] == 3 and row["_seq"] > 1]
+    assert len(open_leases(servers)) == before + 1
+    others = rows(servers, **(frame | {"frame": "another"}))
+    assert len(others) == len(first) + 5
+    assert len(open_leases(servers)) == before + 2
+    of_token(options.access, token).release()
+    assert len(rows(servers, **frame)) == len(first) + 5, "it goes on with a later moment"
+
+
+def test_a_dataframe_without_files_of_its_own_has_a_lease_for_each_action(
+    servers: str, own_files: Path
+) -> None:
+    frame = {"servers": servers, "snapshot": "held", "frame": "open"}
+    (own_files / f"uprmc-frames-{os.getuid()}").mkdir(mode=0o777)
+    (own_files / f"uprmc-frames-{os.getuid()}").chmod(0o777)
+    leases = {task.lease for _ in range(2) for task in plan(read_options(frame))}
+    assert len(leases) == 2
+    for each in leases:
+        of_token(read_options(frame).access, each or "").release()
+
+
+def test_reads_leave_leases_for_backups(tmp_path: Path) -> None:
+    with start_uprmc(tmp_path / "data", "--vbuckets", "4") as node:
+        place = str(node.upr)
+        held = {"servers": place, "snapshot": "held", "readTimeout": "0.1"}
+        for _ in range(16 - SPARE_LEASES):
+            plan(read_options(held))
+        with pytest.raises(LeaseRefused):
+            plan(read_options(held))
+        with pytest.raises(LeaseRefused):
+            hold(place, readTimeout=0.1)
+        assert backup(access_to(node), tmp_path / "b", engine=HERE).rows == 0
+        assert verify(tmp_path / "b", access_to(node), engine=HERE).same
 
 
 def test_a_lease_that_is_given_decides_which_vbuckets_there_are(

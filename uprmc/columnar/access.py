@@ -54,6 +54,7 @@ class Access:
             nowhere; or all, before what is active at other nodes.
         patience_s: how long a lost or busy node is tried again, in place of `retries`: for tasks
             of a driver that has reached the nodes before, which restart if they are away.
+        spare_leases: at each node so many must stay free for others when a lease is acquired.
     """
 
     servers: tuple[str, ...] = option(
@@ -135,6 +136,7 @@ class Access:
     terms: Mapping[int, int] = field(default_factory=dict, hash=False)
     patience_s: float | None = None
     copies: Copies = "none"
+    spare_leases: int = 0
 
     def secret(self) -> str:
         """Return the password, from wherever it is kept.

@@ -99,6 +99,10 @@ class Lease:
             raise min(failed, key=lambda each: not isinstance(each, LeaseEnded))
         return granted_s
 
+    def idling(self, seconds: int) -> Lease:
+        """Return the same, whose readers renew it for no longer than this."""
+        return Lease(self._access, self.grants, self.held, min(self.seconds, seconds))
+
     def only(self, vbuckets: Iterable[int]) -> Lease:
         """Return the part of it whose nodes hold some vBuckets."""
         wanted = set(vbuckets)
@@ -311,7 +315,8 @@ class _Acquiring:
         backoff = Backoff(self._access.retry_backoff_s, BACKOFF_MAX_S)
         policy = RetryPolicy(backoff, time.monotonic(), patience_s=patience_s)
         while True:
-            request = messages.acquire(self._numbers, self._seconds, self._reader)
+            spare = self._access.spare_leases
+            request = messages.acquire(self._numbers, self._seconds, self._reader, spare)
             (answer,) = connection.ask([request])
             if not answer.status:
                 return answer

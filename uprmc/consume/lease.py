@@ -21,6 +21,7 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr_extensions import (
     LEASE_ACQUIRE_EXTRAS,
+    LEASE_ACQUIRE_SPARING_EXTRAS,
     LEASE_GRANT_EXTRAS,
     LEASE_RELEASE_EXTRAS,
     LEASE_RENEW_EXTRAS,
@@ -60,7 +61,9 @@ def whole_seconds(lifetime_s: float) -> int:
     return math.ceil(lifetime_s)
 
 
-def acquire(vbuckets: Iterable[int], seconds: int, reader: bytes = b"") -> RequestFrame:
+def acquire(
+    vbuckets: Iterable[int], seconds: int, reader: bytes = b"", spare: int = 0
+) -> RequestFrame:
     """Ask a node to hold vBuckets.
 
     Args:
@@ -68,8 +71,11 @@ def acquire(vbuckets: Iterable[int], seconds: int, reader: bytes = b"") -> Reque
         seconds: for how long.
         reader: the id of the registered client that reads them. Older nodes refuse it with
             INVALID_ARGUMENTS: then ask without.
+        spare: leases that must stay free there for others.
     """
     extras, value = LEASE_ACQUIRE_EXTRAS.pack(seconds), encode_lease_vbuckets(vbuckets)
+    if spare:
+        extras = LEASE_ACQUIRE_SPARING_EXTRAS.pack(seconds, spare)
     return RequestFrame(Opcode.LEASE_ACQUIRE, key=reader, extras=extras, value=value)
 
 

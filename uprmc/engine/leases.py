@@ -98,7 +98,7 @@ class Leases:
         self._settings = settings
 
     def acquire(
-        self, vbuckets: Sequence[int], lifetime_s: int, reader: bytes = b""
+        self, vbuckets: Sequence[int], lifetime_s: int, reader: bytes = b"", spare: int = 0
     ) -> tuple[Lease, int]:
         """Keep vBuckets as they are now.
 
@@ -106,6 +106,7 @@ class Leases:
             vbuckets: their numbers; empty = all active ones.
             lifetime_s: for how long; reduced to the limit if it is longer.
             reader: see `Lease`.
+            spare: leases that must stay free for others, if there are more than that at all.
 
         Returns:
             The lease and its lifetime in seconds.
@@ -128,8 +129,10 @@ class Leases:
             self._check_served(number)
         if bucket.gate.is_shut:
             raise TemporaryFailure("the store has to grow first")
-        if len(self.open) >= self._settings.leases:
-            raise TemporaryFailure(f"there are {self._settings.leases} leases already")
+        limit = self._settings.leases
+        if len(self.open) + min(spare, limit - 1) >= limit:
+            spared = f", and {limit - len(self.open)} stay free for others" if spare else ""
+            raise TemporaryFailure(f"there are {len(self.open)} leases already{spared}")
         lease = self._hold(numbers, bucket.clock.monotonic() + granted_s, reader)
         self.open[lease.id] = lease
         self.granted += 1

@@ -13,6 +13,7 @@ from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import (
     LEASE_ACQUIRE_EXTRAS,
+    LEASE_ACQUIRE_SPARING_EXTRAS,
     LEASE_GRANT_EXTRAS,
     LEASE_RELEASE_EXTRAS,
     LEASE_RENEW_EXTRAS,
@@ -31,12 +32,16 @@ SLICE_BYTES = 256 * 1024
 
 def acquire(session: BinaryConversation, request: Request) -> None:
     """Acquire a lease of vBuckets as they are now; the answer describes them."""
-    (lifetime_s,) = LEASE_ACQUIRE_EXTRAS.unpack(request.extras)
+    if len(request.extras) == LEASE_ACQUIRE_EXTRAS.size:
+        (lifetime_s,), spare = LEASE_ACQUIRE_EXTRAS.unpack(request.extras), 0
+    else:
+        lifetime_s, spare = LEASE_ACQUIRE_SPARING_EXTRAS.unpack(request.extras)
     if len(request.key) > ID_MAX_BYTES:
         raise InvalidArguments(f"an id of {len(request.key)} bytes")
     numbers = decode_lease_vbuckets(request.value)
     try:
-        lease, granted_s = session.services.upr.leases.acquire(numbers, lifetime_s, request.key)
+        leases = session.services.upr.leases
+        lease, granted_s = leases.acquire(numbers, lifetime_s, request.key, spare)
     except StoreError as error:
         raise TemporaryFailure(str(error)) from None
     leased = [

@@ -136,7 +136,7 @@ SHAPES: dict[int, Shape] = {
     Opcode.REPLICATE: _shape(4, key=Part.OPTIONAL, value=Part.OPTIONAL),
     Opcode.TAKEOVER: _shape(0, key=Part.REQUIRED, value=Part.REQUIRED),
     Opcode.FAILOVER: _shape(0, value=Part.REQUIRED),
-    Opcode.LEASE_ACQUIRE: _shape(4, key=Part.OPTIONAL, value=Part.OPTIONAL),
+    Opcode.LEASE_ACQUIRE: _shape(4, 8, key=Part.OPTIONAL, value=Part.OPTIONAL),
     Opcode.LEASE_RENEW: _shape(12),
     Opcode.LEASE_RELEASE: _shape(8),
     Opcode.LEASE_ROWS: _shape(20),

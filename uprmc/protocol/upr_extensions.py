@@ -72,6 +72,10 @@ VBUCKET_FACTS_EXTRAS = derive(VBucketFactsExtras)
 LeaseAcquireExtras = Layout("lifetime_s" / Int32ub)
 LEASE_ACQUIRE_EXTRAS = derive(LeaseAcquireExtras)
 
+#: The same from who can wait: that many leases must stay free for others.
+LeaseAcquireSparingExtras = Layout("lifetime_s" / Int32ub, "spare" / Int32ub)
+LEASE_ACQUIRE_SPARING_EXTRAS = derive(LeaseAcquireSparingExtras)
+
 #: Extras of LEASE_RENEW: for how long from now.
 LeaseRenewExtras = Layout("lease" / Int64ub, "lifetime_s" / Int32ub)
 LEASE_RENEW_EXTRAS = derive(LeaseRenewExtras)

@@ -7,6 +7,7 @@ Options are those of the format (`options`), in Spark's spelling or in Python's
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,6 +18,7 @@ from uprmc.columnar.lease import KeptLease
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.spark.options import (
+    SPARE_LEASES,
     SinkOptions,
     access_of,
     as_texts,
@@ -46,7 +48,9 @@ def read(spark: Any, servers: Servers, **options: Any) -> Any:
         MissingPackage: this Spark has no data sources in Python.
     """
     texts = as_texts({"servers": servers, **options})
-    read_options(texts, kind="batch")
+    if read_options(texts, kind="batch").snapshot == "held":
+        # With Spark Connect the source is made again for each action, which then would be another.
+        texts.setdefault("frame", uuid.uuid4().hex)
     register(spark)
     return spark.read.format("uprmc").options(**texts).load()
 
@@ -168,7 +172,7 @@ def hold(
         **options: of the access to the nodes.
     """
     access = access_of(as_texts({"servers": servers, **options}))
-    return KeptLease(access, vbuckets, seconds)
+    return KeptLease(replace(access, spare_leases=SPARE_LEASES), vbuckets, seconds)
 
 
 def current_offsets(servers: Servers, **options: Any) -> str:

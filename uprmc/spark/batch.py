@@ -5,32 +5,45 @@ here is plain Python, and `source` dresses it for Spark.
 
 Note: a read that stops at a seqno noted on the driver would lose every document that is
 rewritten before the task comes to it, because a rewritten document moves up in the order. So a
-task reads to the end of a lease of its own (``complete``) or of one that all tasks share
-(``held``); only ``bounded`` stops at the noted seqno, and says "the newest version of each
-document whose last change lies in the range".
+task reads to the end of a lease of its own (``complete``) or of one that all tasks share, and all
+actions of a DataFrame (``held``); only ``bounded`` stops at the noted seqno, and says "the newest
+version of each document whose last change lies in the range".
 
 Source: reference spark, section 3.
 """
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from uprmc.columnar.errors import BadOption, DataLost, NoVBucket
-from uprmc.columnar.lease import Held, KeptLease, acquire, of_token
+from uprmc.columnar.errors import BadOption, DataLost, LeaseEnded, NoVBucket, Unreachable
+from uprmc.columnar.lease import Held, KeptLease, Lease, acquire, of_token
 from uprmc.columnar.lookups import NotLookedUp, looked_up, possible
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import OnDone, read
+from uprmc.consume.lease import parsed_token
 from uprmc.model import vbucket_of
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting
 from uprmc.spark.since import begins
 from uprmc.spark.starting import ends_of, range_from, starts_of
+
+#: Files of DataFrames that nobody has planned a read of for this long are removed.
+_FRAME_FILES_S = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
     holders = {} if token is None else of_token(options.access, token).places
     with Nodes(options.access) as nodes:
         chosen = _chosen(nodes, options, wanted, holders)
+        everything = _chosen(nodes, options, EVERYTHING, holders)
         known = [number for number in chosen if number in nodes.owners]
         standings = nodes.standings(known, items=True)
         count = nodes.vbuckets
@@ -70,10 +84,8 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
     if options.snapshot == "bounded":
         ranges = ends_of(options.ending_offsets, ranges, standings, count)
     elif options.snapshot == "held" and token is None:
-        lease = acquire(
-            options.access, chosen, options.lease_s
-        )  # it lapses: Spark does not say when a read is over
-        token = lease.token
+        lease = lease_of_frame(options, everything)
+        token, holders = lease.token, lease.places
         if wanted.after is not None:
             ranges = skipping(ranges, lease.held, wanted.after)
     items = {number: standings[number].items if number in standings else 0 for number in ranges}
@@ -87,6 +99,61 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
         for group in groups(items, owners, tasks_for(options.partitions, items))
     ]
     return found or [Task()]
+
+
+# --- the lease of a DataFrame ---------------------------------------------------------------------
+
+
+def lease_of_frame(options: ReadOptions, vbuckets: Sequence[int]) -> Lease:
+    """Return the lease that all actions of a DataFrame read, acquired by the first of them.
+
+    Actions are planned by different processes of one machine, which find it in a file there.
+    Spark does not say when a DataFrame is done with. So while its first tasks are waited for the
+    lease has its full time, and from then on a short one: tasks renew it, and with none it lapses.
+    """
+    with ExitStack() as stack:
+        file = _frame_file(options.frame, stack) if options.frame else None
+        found = file and _kept_lease(options, file.read_text(encoding="utf-8"))
+        if found and found.places.keys() >= set(vbuckets):
+            try:
+                found.renew(options.lease_s)
+                return found.idling(options.idle_s or options.lease_s)
+            except (LeaseEnded, Unreachable):
+                pass  # the DataFrame goes on with a later moment
+        lease = acquire(options.access, vbuckets, options.lease_s)
+        if file:
+            held = {number: list(astuple(each)) for number, each in lease.held.items()}
+            file.write_text(json.dumps({"token": lease.token, "held": held}), encoding="utf-8")
+        return lease.idling(options.idle_s or options.lease_s)
+
+
+def _frame_file(frame: str, stack: ExitStack) -> Path | None:
+    """Return the file of a DataFrame, locked; ``None`` = none can be kept here."""
+    directory = Path(tempfile.gettempdir()) / f"uprmc-frames-{os.getuid()}"
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        facts = directory.lstat()
+        if facts.st_uid != os.getuid() or facts.st_mode & 0o077 or not stat.S_ISDIR(facts.st_mode):
+            return None
+        for old in directory.iterdir():
+            if time.time() - old.stat().st_mtime > _FRAME_FILES_S:
+                old.unlink(missing_ok=True)
+        path = directory / hashlib.sha256(frame.encode()).hexdigest()[:32]
+        lock = stack.enter_context(path.open("a"))
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:
+        return None
+    return path
+
+
+def _kept_lease(options: ReadOptions, text: str) -> Lease | None:
+    try:
+        kept = json.loads(text)
+        held = {int(number): Held(*each) for number, each in kept["held"].items()}
+        grants, seconds = parsed_token(kept["token"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None  # nothing was acquired yet, or not to the end
+    return Lease(options.access, grants, held, seconds)
 
 
 def _since(options: ReadOptions, vbuckets: Iterable[int], lease: str | None) -> dict[int, Range]:

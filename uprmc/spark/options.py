@@ -85,9 +85,19 @@ class ReadOptions:
         "leaseSeconds",
         units.whole,
         "600",
-        "Lifetime of leases. The node limits it with upr.lease_max_s.",
+        "Lifetime of leases. The node limits it with upr.lease_max_s. The lease of a DataFrame "
+        "ends 60 s after its last read, unless this is given.",
         least=5,
         most=86_400,
+    )
+    frame: str = option(
+        "frame",
+        units.text,
+        "",
+        "Name of a DataFrame. Reads that are planned on one machine and have the same name share "
+        "one lease, as all actions of a DataFrame do by default.",
+        only=BATCH,
+        absent="",
     )
     starting_offsets: str = option(
         "startingOffsets",
@@ -181,6 +191,7 @@ class ReadOptions:
         least=1_024,
         most=2**30,
     )
+    idle_s: int | None = None
 
 
 @dataclass(frozen=True)
@@ -210,6 +221,12 @@ OF_SPARK = frozenset({"checkpointlocation", "queryname", "outputmode", "pathopti
 
 #: What Spark puts among them only where a table is created in its catalog.
 _OF_TABLES = frozenset({"provider", "owner"})
+
+#: Leases that reads leave free at each node: a backup must not wait for jobs that can.
+SPARE_LEASES = 2
+
+#: How long the lease of a DataFrame is kept after its last read, unless `leaseSeconds` says so.
+IDLE_S = 60
 
 _NO_SERVERS = "servers is missing: say HOST:PORT of a node's upr listener"
 
@@ -243,6 +260,8 @@ def read_options(options: Mapping[str, Any], *, kind: str = "") -> ReadOptions:
     if found["endingOffsets"] != "latest" and found["snapshot"] != "bounded":
         raise BadOption("endingOffsets needs snapshot=bounded")
     chosen = fields_of(ReadOptions, found)
+    if "leaseseconds" not in map(plain, options):
+        chosen["idle_s"] = IDLE_S
     if found["lease"] is not None:
         chosen["snapshot"] = "held"
     return ReadOptions(_access(found, reading=True), _columns(found), **chosen)
@@ -361,9 +380,10 @@ def _access(found: Mapping[str, Any], *, reading: bool = False) -> Access:
         raise BadOption(f"{' and '.join(secrets)} contradict each other")
     if secrets and found["username"] is None:
         raise BadOption(f"{secrets[0]} needs username")
+    spare = SPARE_LEASES if reading else 0
     if not reading:
         found = {**found, **{each.name: None for each in _RETRIES}}
-    return Access(**fields_of(Access, found), tls=_tls(found))
+    return Access(**fields_of(Access, found), tls=_tls(found), spare_leases=spare)
 
 
 def _tls(found: Mapping[str, Any]) -> Tls | None:

@@ -10,6 +10,7 @@ Source: reference spark, section 2.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,11 @@ NAME = "uprmc"
 class UprmcDataSource(DataSource):
     """Documents and changes of uprmc nodes. See ``docs/spark.md``."""
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        # Made once, where a DataFrame is: copies of this object plan and read all its actions.
+        self._frame = uuid.uuid4().hex
+
     @classmethod
     def name(cls) -> str:
         """Return the name of the format."""
@@ -54,6 +60,7 @@ class UprmcDataSource(DataSource):
         from uprmc.spark.options import read_options
 
         options = fitted(read_options(self.options, kind="batch"), schema)
+        options = replace(options, frame=options.frame or self._frame)
         return (PushingReader if options.pushdown else UprmcReader)(options)
 
     @plainly
