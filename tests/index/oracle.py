@@ -10,6 +10,7 @@ Source: systems reference c.3 (collation), c.8 (options); CouchDB manual, "Views
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cmp_to_key
@@ -271,7 +272,7 @@ class Oracle:
     def _plain(self, rows: list[Row], options: Mapping[str, Any]) -> list[dict[str, Any]]:
         chosen = [row for part in self._parts(rows, options) for row in part]
         return [
-            {"id": row.id.decode("utf-8", "surrogateescape"), "key": row.key, "value": row.value}
+            {"id": shown_id(row.id), "key": row.key, "value": row.value, **exact_id(row.id)}
             for row in chosen
         ]
 
@@ -331,8 +332,35 @@ class Oracle:
 
 
 def _ids(one: bytes, other: str) -> int:
-    second = other.encode("utf-8", "surrogateescape")
+    second = b"".join(
+        bytes([ord(each) & 255]) if 0xEF80 <= ord(each) <= 0xEFFF else each.encode()
+        for each in other
+    )
     return (one > second) - (one < second)
+
+
+def shown_id(key: bytes) -> str:
+    """Return an id as views.md says that it is shown."""
+    found, rest = "", key
+    while rest:
+        size = next((n for n in range(1, 5) if _is_character(rest[:n])), 0)
+        found += rest[:size].decode() if size else chr(0xEF00 + rest[0])
+        rest = rest[size or 1 :]
+    return found
+
+
+def exact_id(key: bytes) -> dict[str, str]:
+    """Return the member of a row that has the bytes of an id that is shown otherwise."""
+    is_plain = shown_id(key).encode() == key
+    return {} if is_plain else {"id_base64": b64encode(key).decode()}
+
+
+def _is_character(some: bytes) -> bool:
+    try:
+        text = some.decode()
+    except UnicodeDecodeError:
+        return False
+    return len(text) == 1 and not 0xEF80 <= ord(text) <= 0xEFFF
 
 
 def parameters(options: Mapping[str, Any]) -> dict[str, str]:

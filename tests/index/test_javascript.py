@@ -55,9 +55,11 @@ def refused(source: str, reduce: str | None = None) -> dict[str, Any]:
         ("emit([doc.n, doc.city], {a: [1.5, true]})", [([5, "Rome"], {"a": [1.5, True]})]),
         ("if (doc.n > 5) emit(1, 1)", []),
         ("emit(2, 'b'); emit(1, 'a')", [(2, "b"), (1, "a")]),
-        ("emit('é😀', '\\ud800')", [("é😀", "\ud800")]),
+        ("emit('é😀', '\\ud800')", [("é😀", "\ufffd")]),
         ("emit(sum([1, 2, 3]), dateToArray('2012-07-30T23:58:22.193Z'))", None),
         ("emit(1, decodeBase64('aGFsbG8='))", [(1, list(b"hallo"))]),
+        ("emit(isArray([1]), isArray(doc))", [(True, False)]),
+        ("emit(toJSON(doc), log(doc))", [('{"city":"Rome","n":5}', None)]),
         ("for (i in doc) emit(i, 1)", [("city", 1), ("n", 1)]),
         ("doc.toString = 5; doc.constructor = 6; emit(doc, 1)", None),
     ],
@@ -71,12 +73,28 @@ def test_a_function_emits_keys_and_values(body: str, wanted: list[tuple[Any, Any
     assert got == wanted
 
 
+@pytest.mark.parametrize("most", [0, 5, 7, 8, 9])
+def test_what_functions_log_is_kept_up_to_a_limit(most: int) -> None:
+    source = """function (doc, meta) {
+        log(meta.id); log({a: [doc.n]}); log(undefined); log("x".repeat(501)); emit(1, 1);
+        if (doc.n === 1) { log("one"); log("\\ud800"); throw 5; }
+    }"""
+    lines = [("a", "a"), ("a", '{"a":[1]}'), ("a", "undefined"), ("a", "x" * 500 + "...")]
+    lines += [("a", "one"), ("a", "\ufffd"), ("b", "b"), ("b", '{"a":[2]}')]
+    with mapper(source, map_log=most) as made:
+        first, second = made.map([document({"n": 1}, b"a"), document({"n": 2}, b"b")])
+        assert (len(first.rows[0]), len(second.rows[0])) == (0, 1)
+        assert list(made.log) == [*lines, ("b", "undefined")][:most]
+        made.map([document({"n": 3}, b"c")])
+        assert [key for key, _ in made.log][-4:] == (["c"] * 4)[:most]
+
+
 def test_a_function_sees_what_is_known_of_the_document() -> None:
     one = document({}, b"\xffkey", 7, vbucket=3, rev=9, cas=2**60 + 1, flags=5, expiry=11)
     ((key, value),) = rows(mapped("(doc, meta) => emit(meta, 1)", one))
     assert value == 1
     assert key == {
-        "id": "\udcffkey",
+        "id": "\uefffkey",
         "rev": "9-1000000000000001" + "0000000b" + "00000005",
         "seq": 7,
         "vb": 3,

@@ -81,8 +81,11 @@ def test_a_paused_vbucket_is_shown_as_it_was_and_then_goes_on(
         views.put("d", BY_CITY)
         assert views.count() == 100
         assert set_states(views, active=list(range(VBUCKETS)), pause=list(range(VBUCKETS))) == 200
+        assert views.count() == 100  # the node has nothing else
         store(node, cities(range(100, 150)))
-        assert views.count() == 100
+        assert views.count(stale="ok") == 100
+        late = views.query(stale="false", connection_timeout=300)
+        assert (late.status, "paused" in late.body["reason"]) == (504, True)
         assert set_states(views, active=list(range(VBUCKETS)), pause=[]) == 200
         assert views.count() == 150
 

@@ -16,10 +16,10 @@ from tests.index.disks import MemoryDisk
 from tests.index.memory_tree import MemoryTree, entries
 from tests.index.oracle import Oracle, parameters
 from uprmc.index.errors import Refused
-from uprmc.index.model import Entry, Reductions
+from uprmc.index.model import Entry, Lost, Reductions
 from uprmc.index.query import DOCUMENTS_AT_ONCE, PIECE_BYTES, Documents, run
 from uprmc.index.query_options import Query
-from uprmc.index.rows import split_row_value
+from uprmc.index.rows import id_text, split_row_value
 from uprmc.index.tree import IndexFile, Tree
 
 _ARRAYS = st.lists(st.sampled_from([0, 1, "a", "A", None]), max_size=3)
@@ -183,7 +183,7 @@ def test_an_answer_has_one_row_in_each_line() -> None:
     assert b"".join(rows.pieces()) == (
         b'{"total_rows":2,"rows":[\n'
         b'{"id":"a","key":1,"value":null},\n'
-        b'{"id":"\\udcff","key":["x"],"value":{"y":"z\\n"}}\n'
+        b'{"id":"\\uefff","key":["x"],"value":{"y":"z\\n"},"id_base64":"/w=="}\n'
         b'],"errors":[]}\n'
     )
 
@@ -242,7 +242,7 @@ def test_a_reduce_that_fails_is_an_error_that_names_view_and_keys() -> None:
 
 
 def test_documents_are_fetched_when_the_query_runs() -> None:
-    present = {b"a": b'{"now":1}', b"other": b'"linked"'}
+    present = {b"a": b'{"now":1}', b"other": b'"linked"', b"\xff": b"8"}
     asked: list[list[bytes]] = []
 
     def documents(keys: Sequence[bytes]) -> list[bytes | None]:
@@ -250,11 +250,12 @@ def test_documents_are_fetched_when_the_query_runs() -> None:
         return [present.get(key) for key in keys]
 
     rows = Rows(
-        (b"a", 1, None), (b"b", 2, None), (b"c", 3, {"_id": "other"}), (b"d", 4, {"_id": 5})
+        *((b"a", 1, None), (b"b", 2, None), (b"c", 3, {"_id": "other"}), (b"d", 4, {"_id": 5})),
+        *((b"e", 5, {"_id": id_text(b"\xff")}), (b"f", 6, {"_id": ""})),
     )
     answer = rows.ask(include_docs=True, documents=documents)
-    assert [row["doc"] for row in answer["rows"]] == [{"now": 1}, None, "linked", None]
-    assert asked == [[b"a", b"b", b"other", b"d"]]
+    assert [row["doc"] for row in answer["rows"]] == [{"now": 1}, None, "linked", None, 8, None]
+    assert asked == [[b"a", b"b", b"other", b"d", b"\xff", b""]]
     assert rows.ask(include_docs=True, documents=documents, skip=1, limit=1)["rows"][0]["id"] == "b"
 
 
@@ -314,5 +315,23 @@ def test_rows_come_without_documents_that_cannot_be_read() -> None:
     answer = Rows((b"a", 1, None)).ask(include_docs=True, documents=documents)
     assert answer["rows"] == [{"id": "a", "key": 1, "value": None, "doc": None}]
     assert answer["errors"] == [
-        {"from": "h:1", "reason": "documents cannot be read: no route to host"}
+        {"from": "h:1", "reason": 'documents cannot be read: "a": no route to host'}
     ]
+
+
+def test_a_document_that_cannot_be_had_concerns_its_row_only() -> None:
+    def documents(keys: Sequence[bytes]) -> list[bytes | Lost | None]:
+        found = {b"b": b"1", b"c": Lost("it is\ngone"), b"h": Lost("it is nested too deeply")}
+        return [found.get(key, Lost("no answer")) for key in keys]
+
+    rows = Rows(*((bytes([byte]), byte, None) for byte in b"abcdefghi"))
+    answer = rows.ask(include_docs=True, documents=documents)
+    assert [row["doc"] for row in answer["rows"]] == [None, 1, *[None] * 7]
+    assert [error["reason"].partition("read: ")[2] for error in answer["errors"]] == [
+        '"a", "d", "e", "f", "g" and 1 more: no answer',
+        '"c": it is gone',
+        '"h": it is nested too deeply',
+    ]
+    rows = Rows((b"b", 1, None), (b"c", 2, None), (b"b", 3, None))
+    stopped = rows.ask(include_docs=True, documents=documents, on_error="stop")
+    assert ([row["id"] for row in stopped["rows"]], len(stopped["errors"])) == (["b"], 1)

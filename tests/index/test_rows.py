@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.index.oracle import shown_id
 from uprmc.index.collation import sort_key
 from uprmc.index.model import Emission
 from uprmc.index.rows import (
+    id_bytes,
     id_key,
     id_text,
     id_value,
@@ -98,6 +101,28 @@ def test_a_document_s_rows_are_those_that_the_single_functions_make(
     assert split_id_key(entry[0]) == (vbucket, doc_key)
 
 
-def test_ids_that_are_no_utf_8_are_shown_with_lone_surrogates() -> None:
-    assert id_text("ä".encode()) == "ä"
-    assert id_text(b"\xff\x00") == "\udcff\x00"
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("ä".encode(), "ä"),
+        (b"\xff\x00", "\uefff\x00"),
+        (b"a\x80b\xc3", "a\uef80b\uefc3"),
+        ("\uef7f\uf000".encode(), "\uef7f\uf000"),
+        ("\uef80".encode(), "\uefee\uefbe\uef80"),  # what stands for a byte is shown as its bytes
+    ],
+)
+def test_ids_that_are_no_utf_8_are_shown_with_private_characters(key: bytes, shown: str) -> None:
+    assert id_text(key) == shown == shown_id(key)
+    assert id_bytes(shown) == key
+
+
+@given(st.lists(st.sampled_from(b"a\x80\xbe\xbf\xc3\xee\xef\xff"), max_size=6))
+def test_every_id_has_a_text_of_its_own_that_is_utf_8(some: list[int]) -> None:
+    key = bytes(some)
+    assert id_text(key).encode().decode() == shown_id(key)
+    assert id_bytes(id_text(key)) == key
+
+
+def test_half_a_character_belongs_to_no_id() -> None:
+    with pytest.raises(UnicodeError):
+        id_bytes("\ud800")

@@ -174,7 +174,7 @@ class Histories(stateful.RuleBasedStateMachine):
         self.return_to_shared()
         branch, stands = self.at_source(vbucket), self.stands(vbucket)
         end = len(branch.changes)
-        if stands == end:
+        if stands == end or not self.store.states.indexed >> vbucket & 1:
             return
         saved = Saved(stands, SnapshotRange(stands, stands), branch.log, stands)
         self.store.learn({vbucket: saved})
@@ -197,27 +197,44 @@ class Histories(stateful.RuleBasedStateMachine):
     def crash(self) -> None:
         self.store.close(orderly=False)
         self.store = self.opened()
-        self.store.change_states(lambda states: states._replace(active=0b111))
+        self.store.change_states(lambda states: states._replace(active=0b111, cleanup=0))
+
+    @stateful.precondition(lambda self: not self.store.is_building)
+    @stateful.rule(vbuckets=st.integers(1, 0b111))
+    def lose(self, vbuckets: int) -> None:
+        """vBuckets are no longer wanted: `work` removes their rows."""
+        self.store.change_states(
+            lambda states: states._replace(
+                active=states.active & ~vbuckets, cleanup=states.cleanup | vbuckets
+            )
+        )
+
+    @stateful.precondition(lambda self: self.store.states.active != 0b111)
+    @stateful.rule()
+    def regain(self) -> None:
+        """All are wanted again, before or after their rows are gone."""
+        self.store.change_states(lambda states: states._replace(active=0b111, cleanup=0))
 
     @stateful.precondition(lambda self: not self.store.is_building and not self.copying)
     @stateful.rule()
     def compact(self) -> None:
         """The copy is made at once; what changes before it is used comes between."""
         self.store.begin_compaction()
-        self.work()
-        assert self.store.compacting.current is not None
+        while self.store.compacting.current is None:
+            self.work()
         self.store.compacting.current._thread.join()
 
     @property
     def copying(self) -> bool:
         return self.store.compacting.current is not None or self.store.compacting.wanted
 
-    @stateful.precondition(lambda self: self.copying)
+    @stateful.precondition(lambda self: self.copying or self.store.states.cleanup)
     @stateful.rule()
     def work(self) -> None:
         work = self.store.work()
-        assert work is not None
-        next(work)
+        assert work is not None or self.store.is_building
+        if work is not None:
+            next(work)
         if self.store.compacting.current is not None:
             self.store.compacting.current._thread.join()
 
@@ -273,14 +290,16 @@ class Histories(stateful.RuleBasedStateMachine):
             assert view.trees.views[0].count == 0
             return
         expected: list[tuple[int, str, int]] = []
-        for vbucket in VBUCKETS:
+        kept = [vbucket for vbucket in VBUCKETS if not view.states.cleanup >> vbucket & 1]
+        for vbucket in kept:
             held, stands = self.held(vbucket), self.stands(vbucket)
             if held is not None:
                 rows = held.rows_at(stands)
                 expected += [(vbucket, key.decode(), number) for key, number in rows.items()]
-        found = [(row.vbucket, number_in(row.value)) for row in view.trees.views[0].rows()]
+        rows_in = view.trees.views[0].rows()
+        found = [(row.vbucket, number_in(row.value)) for row in rows_in if row.vbucket in kept]
         assert sorted(found) == sorted((vbucket, number) for vbucket, _, number in expected)
-        assert view.trees.ids.count == len(expected)
+        assert len([row for row in view.trees.ids.rows() if row.vbucket in kept]) == len(expected)
 
     def teardown(self) -> None:
         self.store.close(orderly=False)

@@ -54,6 +54,8 @@ def emitted(key: bytes, value: bytes) -> list[tuple[Any, int]]:
 class MapDocuments:
     """The mapper."""
 
+    log = ()
+
     def map(self, documents: Iterable[Document]) -> list[Mapped]:
         """See `Mapper`."""
         return [Mapped([self._rows(document)]) for document in documents]

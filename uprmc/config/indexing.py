@@ -139,6 +139,9 @@ class IndexSettings:
     map_errors: int = setting(
         100, "documents", "Documents whose maps failed that are remembered.", 0, 10_000
     )
+    map_log: int = setting(
+        100, "lines", "Lines of the function log() of JavaScript that are remembered.", 0, 10_000
+    )
     connections: int = setting(
         2_000,
         "connections",

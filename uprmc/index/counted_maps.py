@@ -39,6 +39,11 @@ class CountedMaps:
                 self.errors.append((id_text(document.key), document.seqno, mapped.error))
         return found
 
+    @property
+    def log(self) -> list[tuple[str, str]]:
+        """What functions have logged last: (id of the document, text)."""
+        return list(self._mapper.log)
+
     def give_up(self) -> None:
         """Have maps that do not end raise `GivenUp`; any thread may call this."""
         self._mapper.give_up()

@@ -20,15 +20,21 @@ from twisted.internet.defer import Deferred, ensureDeferred
 
 from uprmc.client.twisted_link import MakeEndpoint
 from uprmc.config import IndexSettings
+from uprmc.index.bitmaps import bitmap, numbers
 from uprmc.index.fault import Fault
-from uprmc.index.index_file import States
+from uprmc.index.index_file import Facts, States
+from uprmc.index.model import Token
 from uprmc.index.news import OnEvent, counts_of, tell_news
 from uprmc.index.source import Source
 from uprmc.index.source_vbuckets import SourceVBuckets
 from uprmc.index.store import IndexStore
-from uprmc.index.streams import RETRY_MAX_S, Streams, unheard
+from uprmc.index.streams import RETRY_MAX_S, Level, Streams, unheard
+from uprmc.index.tokens import is_of
+from uprmc.index.tree import Position
 from uprmc.index.updater import Stopped, Updater
 from uprmc.index.waiting import Signal, pause
+from uprmc.model import FailoverLog
+from uprmc.rollback import origin_here
 
 #: When an index is stopped, the documents under way may be mapped for this long.
 _MAPS_END_S = 2.0
@@ -214,8 +220,10 @@ class Following:
         own = [self.store.instance] if self.store is not None else []
         return own if self.replica is None else own + self.replica.instances
 
-    async def level(self) -> None:
-        """Return when all that was acknowledged before is in the trees.
+    async def level(self) -> Level:
+        """Return when all that was acknowledged before of what is followed is in the trees.
+
+        What is paused is part of the level if its node has nothing that is not in the trees.
 
         Raises:
             ClientError, Stopped: it cannot be said now; ask again.
@@ -223,7 +231,24 @@ class Following:
         await self.take_source()
         if self._updater is None or not self._source.is_known:
             raise Stopped
-        await self.streams.level(self._updater)
+        updater = self._updater
+        level = await self.streams.level(updater)
+        return level._replace(vbuckets=level.vbuckets | await self._at_rest(updater.store))
+
+    async def _at_rest(self, store: IndexStore) -> int:
+        """Return which vBuckets are shown, not followed, and have nothing new at their nodes."""
+        states = store.view.states
+        paused = states.active & ~states.followed
+        if not paused:
+            return 0
+        logs = await self._source.failover_logs(numbers(paused))
+        found, seqnos = store.view, self._source.seqnos
+        return bitmap(
+            vb
+            for vb, log in logs.items()
+            if vb in seqnos
+            and has_all(found.positions.get(vb), found.facts.get(vb), log, seqnos[vb])
+        )
 
     async def take_source(self) -> None:
         """Follow what the source has, unless `_set_states` decides."""
@@ -258,3 +283,12 @@ class Following:
         if updater is None:
             raise Stopped
         return await updater.do(lambda: what(updater.store))
+
+
+def has_all(position: Position | None, facts: Facts | None, log: FailoverLog, high: int) -> bool:
+    """Return whether an index that stands here has all of a history up to its high seqno."""
+    seqno = 0 if position is None else position.seqno
+    if not seqno or facts is None or not facts.log:
+        return not high
+    uuid = origin_here(facts.log, seqno).uuid
+    return seqno >= high and is_of(log, Token(0, uuid, seqno))

@@ -16,6 +16,7 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from uprmc.client.errors import ClientError
 from uprmc.index.following import Following
 from uprmc.index.source import Source
+from uprmc.index.streams import Level
 from uprmc.index.updater import Stopped
 
 _PAUSE_S = 0.05
@@ -31,17 +32,17 @@ class Freshness:
     def __init__(self, reactor: Any, following: Following, source: Source) -> None:
         self.runs = 0
         self._reactor, self._following, self._source = reactor, following, source
-        self._waiting: list[Deferred[bool]] = []
-        self._running: list[Deferred[bool]] = []
+        self._waiting: list[Deferred[Level | None]] = []
+        self._running: list[Deferred[Level | None]] = []
         self._busy = False
         following.at_end.append(self._give_up)
 
-    async def wait(self, limit_s: float) -> bool:
-        """Return when everything that was acknowledged before is indexed.
+    async def wait(self, limit_s: float) -> Level | None:
+        """Return when everything that was acknowledged before is indexed, and of which vBuckets.
 
-        ``False`` = it is too late, or the index has ended.
+        ``None`` = it is too late, or the index has ended.
         """
-        done: Deferred[bool] = Deferred()
+        done: Deferred[Level | None] = Deferred()
         self._waiting.append(done)
         timer = self._reactor.callLater(limit_s, self._over, done)
         if not self._busy:
@@ -53,11 +54,11 @@ class Freshness:
             if timer.active():
                 timer.cancel()
 
-    def _over(self, done: Deferred[bool]) -> None:
+    def _over(self, done: Deferred[Level | None]) -> None:
         for waiting in (self._waiting, self._running):
             if done in waiting:
                 waiting.remove(done)
-        done.callback(False)
+        done.callback(None)
 
     async def _run(self) -> None:
         try:
@@ -68,10 +69,11 @@ class Freshness:
                 if not self._running:
                     self._running, self._waiting = self._waiting, []
                 self.runs += 1
-                if await self._once():
+                level = await self._once()
+                if level is not None:
                     found, self._running = self._running, []
                     for done in found:
-                        done.callback(True)
+                        done.callback(level)
         finally:
             self._busy = False
 
@@ -79,13 +81,12 @@ class Freshness:
         found = self._running + self._waiting
         self._running, self._waiting = [], []
         for done in found:
-            done.callback(False)
+            done.callback(None)
 
-    async def _once(self) -> bool:
+    async def _once(self) -> Level | None:
         await self._source.refresh()
         try:
-            await self._following.level()
+            return await self._following.level()
         except (ClientError, Stopped):
             await self._following.progress.wait(self._reactor, _PAUSE_S)
-            return False
-        return True
+            return None

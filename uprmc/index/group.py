@@ -20,11 +20,20 @@ from uprmc.index.model import Stale, Token
 from uprmc.index.snapshot import Snapshot, taken
 from uprmc.index.source import Source
 from uprmc.index.store import IndexStore
+from uprmc.index.streams import Level
 from uprmc.index.tokens import is_of, is_reached
 from uprmc.index.updater import Stopped
 from uprmc.index.vbucket_sets import Wish, contradiction, wished
-from uprmc.index.waiting import Deadline
+from uprmc.index.view import View
+from uprmc.index.waiting import Deadline, pause
 from uprmc.units import in_ranges
+
+#: A request that was not answered by what it has waited for waits again after this long.
+_PAUSE_S = 0.05
+
+
+class _Again(Exception):
+    """A request has to wait again; the text says for what."""
 
 
 class Group:
@@ -70,15 +79,27 @@ class Group:
         self.waiting += 1
         try:
             deadline = Deadline(timeout_s)
-            await self._open(deadline)
-            if stale is Stale.FALSE and not await self._freshness.wait(deadline.left_s):
-                self._go_on()
-                raise self._too_late("what was written before the request to be indexed")
-            for token in at:
-                await self._version(token, deadline)
-            return await self._placed(vbuckets, epoch, stale, deadline)
+            what = "what was written before the request to be indexed"
+            while True:
+                await self._open(deadline)
+                level = None
+                if stale is Stale.FALSE:
+                    level = await self._freshness.wait(deadline.left_s)
+                    if level is None:
+                        self._go_on()
+                        raise self._too_late(what)
+                for token in at:
+                    await self._version(token, deadline)
+                try:
+                    return await self._placed(vbuckets, epoch, stale, at, level, deadline)
+                except _Again as again:
+                    what = str(again)
+                await pause(self._reactor, self.following.progress, _PAUSE_S, self._has_ended)
         finally:
             self.waiting -= 1
+
+    def _has_ended(self) -> bool:
+        return self.following.has_ended
 
     def _admit(self) -> None:
         if self.waiting >= self._settings.waiting:
@@ -113,9 +134,20 @@ class Group:
         return timed_out(f"timed out waiting for {what}")
 
     async def _placed(
-        self, vbuckets: frozenset[int] | None, epoch: int | None, stale: Stale, deadline: Deadline
+        self,
+        vbuckets: frozenset[int] | None,
+        epoch: int | None,
+        stale: Stale,
+        at: Sequence[Token],
+        level: Level | None,
+        deadline: Deadline,
     ) -> Snapshot:
-        """Return a snapshot once everything that it needs is there (rows I10, I12, I14)."""
+        """Return a snapshot once everything that it needs is there (rows I10, I12, I14).
+
+        Raises:
+            _Again: what was waited for before is not in it.
+            Refused: it will not be there in time.
+        """
         asked_again = False
         while True:
             view = (await self._open(deadline)).view
@@ -133,7 +165,9 @@ class Group:
                 continue
             alone = vbuckets is None and stale is not Stale.FALSE and bool(self._source.error)
             if not needed & states.pending or alone:
-                found = taken(view, needed & states.active)
+                shown = needed & states.active
+                _check(view, shown, level, at)
+                found = taken(view, shown)
                 if found is not None:
                     return found
             if not deadline.left_s:
@@ -167,16 +201,16 @@ class Group:
                     f"seqno {token.seqno} of vBucket {token.vbucket} to be indexed"
                 )
             pause_s = min(deadline.left_s, self._settings.poll_s)
-            await self.following.progress.wait(self._reactor, pause_s)
+            await pause(
+                self._reactor,
+                self.following.progress,
+                pause_s,
+                lambda: self._has(token) or self._has_ended(),
+            )
 
     def _has(self, token: Token) -> bool:
         store = self.following.store
-        if store is None:
-            return False
-        view = store.view
-        facts = view.facts.get(token.vbucket)
-        position = view.positions.get(token.vbucket)
-        return facts is not None and is_reached(position, facts.log, token)
+        return store is not None and _has(store.view, token)
 
     async def monitor(self, vbucket: int, seqno: int, vb_uuid: int, timeout_s: float) -> None:
         """Return when a version is indexed; raise `Refused`."""
@@ -328,6 +362,7 @@ class Group:
                 {"id": key, "seqno": seqno, "reason": reason}
                 for key, seqno, reason in list(store.maps.errors)
             ],
+            "map_log": [{"id": key, "text": text} for key, text in store.maps.log],
             **store.sizes(),
             "rollbacks": dict(store.rollbacks),
             "headers_written": store.headers_written,
@@ -358,6 +393,23 @@ class Group:
             "rows": self._rows(store),
             "map_calls": 0 if store is None else store.maps.calls,
         }
+
+
+def _has(view: View, token: Token) -> bool:
+    facts = view.facts.get(token.vbucket)
+    position = view.positions.get(token.vbucket)
+    return facts is not None and is_reached(position, facts.log, token)
+
+
+def _check(view: View, shown: int, level: Level | None, at: Sequence[Token]) -> None:
+    """Raise `_Again` if a view has not all of what is shown that a request has waited for."""
+    if level is not None and view.course is not level.course:
+        raise _Again("the index, which went back, to catch up")
+    left = shown & ~level.vbuckets if level is not None else 0
+    if left:
+        raise _Again(f"vBuckets {in_ranges(numbers(left))}, which are paused, to go on")
+    if not all(_has(view, token) for token in at):
+        raise _Again("the index, which went back, to catch up")
 
 
 def _bits(vbuckets: frozenset[int] | None) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from uprmc.index.design import Design
-from uprmc.index.model import Stale, Token
+from uprmc.index.model import Lost, Stale, Token
 from uprmc.index.query import Tree
 from uprmc.metrics import Metric
 
@@ -111,5 +111,5 @@ class Service(Protocol):
     def metrics(self) -> Iterable[Metric]:
         """Return the numbers of ``/metrics``; any thread may call it."""
 
-    def documents(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+    def documents(self, keys: Sequence[bytes]) -> Sequence[bytes | Lost | None]:
         """Return documents as they are now, as JSON; blocks."""

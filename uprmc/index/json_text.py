@@ -1,8 +1,10 @@
 """JSON as the index reads and writes it: fast, exact, and bounded.
 
-For documents, keys and values `orjson` does the work. It reads integers beyond 64 bits as floats,
-and refuses numbers that overflow a float and half of a surrogate pair; the standard library's
-parser takes those. What clients and other nodes ask and answer is read strictly instead.
+For documents, keys and values `orjson` does the work, and what it takes is JSON. It reads integers
+beyond 64 bits as floats, and refuses numbers that overflow a float and half of a surrogate pair,
+which are JSON all the same: the standard library's parser reads those, numbers as null and halves
+as U+FFFD, so that nothing is shown that strict parsers refuse. What clients and other nodes ask and
+answer is read strictly instead.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Any, NoReturn
 
 import orjson
 
-__all__ = ["DIGITS_MAX", "Unreadable", "dumps", "loads", "strict_json"]
+__all__ = ["DIGITS_MAX", "Unreadable", "dumps", "loads", "portable", "strict_json", "well_formed"]
 
 #: Longest whole number that a request may have.
 DIGITS_MAX = 4_000
@@ -31,6 +33,13 @@ _is_big: Callable[[bytes], object] = _BIG.search
 
 #: Shorter texts of orjson are copied.
 _CUT_BYTES = 1024
+
+#: Escapes; in the first group those of half a surrogate pair, which is no character.
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
 
 #: What both parsers say of what is nested too deeply begins with it.
 _DEEP = "depth limit exceeded"
@@ -62,10 +71,30 @@ def dumps(value: Any) -> bytes:
     return b"%b" % text if len(text) < _CUT_BYTES else text
 
 
+def portable(text: bytes) -> bytes:
+    """Return a JSON text in one line as every parser takes it; raises as `loads`."""
+    try:
+        orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return dumps(loads(text))
+    # Between tokens a line may end anywhere, and within strings nowhere.
+    return text.replace(b"\n", b" ") if b"\n" in text else text
+
+
+def well_formed(text: bytes) -> bytes:
+    """Return a JSON text with U+FFFD for each half of a surrogate pair."""
+    if b"\\u" not in text:
+        return text
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+
+
 def _loads_exactly(text: bytes) -> Any:
     try:
         return json.loads(
-            text.decode(), parse_constant=_no_constant, parse_float=_float, parse_int=_int
+            well_formed(text).decode(),
+            parse_constant=_no_constant,
+            parse_float=_float,
+            parse_int=_int,
         )
     except RecursionError:
         raise Unreadable("it is nested too deeply") from None
@@ -97,8 +126,8 @@ def _dumps_exactly(value: Any) -> bytes:
         raise ValueError(str(error)) from None
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: only an escape can say it
-        return json.dumps(value, separators=(",", ":")).encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return well_formed(json.dumps(value, separators=(",", ":")).encode())
 
 
 # --- requests -------------------------------------------------------------------------------------
@@ -114,7 +143,10 @@ def strict_json(text: str | bytes) -> Any:
         if isinstance(text, str):
             text = text.encode()
         return json.loads(
-            text.decode(), parse_constant=_no_word, parse_float=_finite, parse_int=_whole
+            well_formed(text).decode(),
+            parse_constant=_no_word,
+            parse_float=_finite,
+            parse_int=_whole,
         )
     except RecursionError:
         raise ValueError("is nested too deeply") from None

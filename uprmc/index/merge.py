@@ -18,7 +18,8 @@ from twisted.internet.defer import Deferred, succeed
 from uprmc.index.collation import Collation, sort_key
 from uprmc.index.json_text import strict_json
 from uprmc.index.node_client import NodeFailed
-from uprmc.index.query import ERRORS_MAX, PIECE_BYTES
+from uprmc.index.query import ERRORS_MAX, PIECE_BYTES, tail
+from uprmc.index.rows import id_bytes
 
 _decoded = json.JSONDecoder().raw_decode
 
@@ -161,8 +162,7 @@ def row_of(line: bytes, order: Order) -> Row:
         return Row(sort_key(key, order.collation), b"", shown, value, text.encode())
     doc_id, end = _member(text, '{"id":', 0)
     key, _ = _member(text, ',"key":', end)
-    doc_key = doc_id.encode("utf-8", "surrogateescape")
-    return Row(sort_key(key, order.collation), doc_key, b"", b"", text.encode())
+    return Row(sort_key(key, order.collation), id_bytes(doc_id), b"", b"", text.encode())
 
 
 def _member(text: str, name: str, start: int) -> tuple[Any, int]:
@@ -261,9 +261,8 @@ class Merged:
         return head + b'"rows":['
 
     def _tail(self) -> bytes:
-        lines = b",\n".join(json.dumps(error).encode() for error in self._errors[:ERRORS_MAX])
         self.close()
-        return b'\n],"errors":[' + lines + b"]}\n"
+        return b"\n" + tail(self._errors[:ERRORS_MAX])
 
     async def _next_rows(self) -> list[bytes]:
         """Return the next rows of the answer; none = there are no more."""

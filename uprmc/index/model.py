@@ -5,7 +5,7 @@ Source: systems reference c.2, c.3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from enum import Enum
 from typing import NamedTuple, Protocol
 
@@ -13,6 +13,7 @@ __all__ = [
     "Document",
     "Emission",
     "Entry",
+    "Lost",
     "Mapped",
     "Mapper",
     "Reducer",
@@ -72,6 +73,10 @@ class Mapped(NamedTuple):
 class Mapper(Protocol):
     """Runs the map functions of one design. Its calls block; call it in a worker thread."""
 
+    @property
+    def log(self) -> Collection[tuple[str, str]]:
+        """What functions have logged last: (id of the document, text); any thread may ask."""
+
     def map(self, documents: Sequence[Document]) -> list[Mapped]:
         """Return what each document gives, in their order; never raises for what one does."""
 
@@ -80,6 +85,12 @@ class Mapper(Protocol):
 
     def close(self) -> None:
         """End child processes."""
+
+
+class Lost(NamedTuple):
+    """A document that could not be had, which may be there all the same, and why."""
+
+    why: str
 
 
 class Entry(NamedTuple):

@@ -13,6 +13,7 @@ from typing import Any
 from uprmc.index.errors import bad_request
 from uprmc.index.json_text import strict_json
 from uprmc.index.model import Stale, Token
+from uprmc.index.rows import id_bytes, id_text
 
 __all__ = [
     "ALIASES",
@@ -93,10 +94,9 @@ def _docid(name: str, value: Any) -> str:
     if not isinstance(value, str):
         raise bad_request(f"{name} is a string")
     try:
-        value.encode("utf-8", "surrogateescape")
+        return id_text(id_bytes(value))  # with the bytes of an URL that are no UTF-8 as shown
     except UnicodeError:
         raise bad_request(f"{name} is no document's id: it has half of a character") from None
-    return value
 
 
 def _word(*words: str) -> Callable[[str, Any], str]:

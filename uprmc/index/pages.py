@@ -28,6 +28,7 @@ from uprmc.index.http_request import (
     vbuckets,
 )
 from uprmc.index.interfaces import Group, Service
+from uprmc.index.json_text import well_formed
 from uprmc.index.option_values import OPTIONS
 from uprmc.index.query_times import QueryTimes
 from uprmc.index.scatter import Scatter
@@ -48,7 +49,7 @@ class Reply(NamedTuple):
 
 def json_reply(status: int, value: object) -> Reply:
     """Return an answer of anything that JSON can say."""
-    return Reply(status, json.dumps(value, default=str).encode() + b"\n")
+    return Reply(status, well_formed(json.dumps(value, default=str).encode()) + b"\n")
 
 
 #: Handles a request; ``None`` = the answer is under way already.

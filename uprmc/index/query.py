@@ -9,15 +9,17 @@ Source: systems reference c.8.
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol, cast
 
 from uprmc.index.collation import HIGHEST, LOWEST, group_prefix
-from uprmc.index.model import Entry, Reductions
+from uprmc.index.json_text import well_formed
+from uprmc.index.model import Entry, Lost, Reductions
 from uprmc.index.query_options import Bound, Query
-from uprmc.index.rows import id_text, row_bounds, split_row_value
+from uprmc.index.rows import id_bytes, id_text, row_bounds, split_row_value
 
 __all__ = ["Documents", "Tree", "run", "span"]
 
@@ -33,8 +35,11 @@ ERRORS_MAX = 100
 #: How much of a key an error shows.
 _SHOWN = 100
 
+#: Most ids that an error lists.
+_IDS_MAX = 5
+
 #: Returns the present JSON texts of documents, ``None`` for what is not there; it blocks.
-Documents = Callable[[Sequence[bytes]], Sequence[bytes | None]]
+Documents = Callable[[Sequence[bytes]], Sequence[bytes | Lost | None]]
 
 
 class Tree(Protocol):
@@ -168,19 +173,36 @@ class Run:
     def _with_documents(self, rows: Iterator[Entry]) -> Iterator[bytes]:
         placed = ((self._position, *split_row_value(row.value)) for row in rows)
         while some := list(islice(placed, DOCUMENTS_AT_ONCE)):
-            bodies = self._fetched([_document_of(row[1], row[3]) for row in some])
+            wanted = [_document_of(row[1], row[3]) for row in some]
+            bodies = self._fetched(wanted)
+            self._tell_lost(wanted, bodies)
             for (position, doc_key, key, value), body in zip(some, bodies, strict=True):
                 self._next = position
+                if isinstance(body, Lost):
+                    if self._query.stop:
+                        return
+                    body = None
                 yield _row(doc_key, key, value)[:-1] + b',"doc":' + (body or b"null") + b"}"
 
-    def _fetched(self, keys: list[bytes]) -> Sequence[bytes | None]:
+    def _tell_lost(self, keys: Sequence[bytes], bodies: Sequence[bytes | Lost | None]) -> None:
+        """Have the answer name documents that may be there and could not be had."""
+        by_reason: dict[str, list[str]] = {}
+        for key, body in zip(keys, bodies, strict=True):
+            if isinstance(body, Lost):
+                by_reason.setdefault(body.why, []).append(id_text(key))
+        for why, ids in by_reason.items():
+            more = f" and {len(ids) - _IDS_MAX} more" if len(ids) > _IDS_MAX else ""
+            named = json.dumps(ids[:_IDS_MAX])[1:-1] + more
+            self._fail(f"documents cannot be read: {named}: {' '.join(why.split())[:200]}")
+
+    def _fetched(self, keys: list[bytes]) -> Sequence[bytes | Lost | None]:
+        why = "there is no way to them here"
         try:
             if self._documents is not None:
                 return self._documents(keys)
-            self._fail("documents cannot be read here")
         except Exception as error:  # whatever the way to the documents raises
-            self._fail(f"documents cannot be read: {' '.join(str(error).split())[:200]}")
-        return [None] * len(keys)
+            why = str(error)
+        return [Lost(why)] * len(keys)
 
     # --- rows of a reduce ---------------------------------------------------------------------
 
@@ -300,8 +322,13 @@ def framed(
         if size >= PIECE_BYTES:
             yield b"".join(piece)
             piece, size = [], 0
-    lines = b",\n".join(json.dumps(error).encode() for error in errors)
-    yield b"".join([*piece, b'\n],"errors":[', lines, b"]}\n"])
+    yield b"".join([*piece, b"\n", tail(errors)])
+
+
+def tail(errors: Sequence[Mapping[str, str]]) -> bytes:
+    """Return the end of an answer."""
+    lines = b",\n".join(well_formed(json.dumps(error).encode()) for error in errors)
+    return b'],"errors":[' + lines + b"]}\n"
 
 
 def span(query: Query) -> tuple[bytes, bytes]:
@@ -342,8 +369,10 @@ def first_elements(key: bytes, level: int) -> bytes:
 def _row(doc_key: bytes, key: bytes, value: bytes) -> bytes:
     if doc_key.isalnum():  # ASCII letters and digits: nothing is escaped
         return b'{"id":"%b","key":%b,"value":%b}' % (doc_key, key, value)
-    shown = encode_basestring_ascii(id_text(doc_key)).encode()
-    return b'{"id":%b,"key":%b,"value":%b}' % (shown, key, value)
+    text = id_text(doc_key)
+    exact = b"" if text.encode() == doc_key else b',"id_base64":"%b"' % b64encode(doc_key)
+    shown = encode_basestring_ascii(text).encode()
+    return b'{"id":%b,"key":%b,"value":%b%b}' % (shown, key, value, exact)
 
 
 def _document_of(doc_key: bytes, value: bytes) -> bytes:
@@ -351,7 +380,10 @@ def _document_of(doc_key: bytes, value: bytes) -> bytes:
     if not (value.startswith(b"{") and b'"_id"' in value):
         return doc_key
     named = json.loads(value).get("_id")
-    return named.encode("utf-8", "surrogatepass") if isinstance(named, str) else doc_key
+    try:
+        return id_bytes(named) if isinstance(named, str) else doc_key
+    except UnicodeError:
+        return b""  # no document has such an id
 
 
 def _json_key(entry: Entry) -> bytes:

@@ -25,6 +25,7 @@ from uprmc.index.option_values import (
     json_of,
     token_of,
 )
+from uprmc.index.rows import id_bytes
 from uprmc.units import nearest
 
 __all__ = ["Bound", "Query", "partition_of"]
@@ -207,7 +208,7 @@ def _bound(given: Mapping[str, Any], name: str, collation: Collation) -> Bound |
     return Bound(
         given[of],
         _sort_key(of, given[of], collation),
-        None if docid is None else docid.encode("utf-8", "surrogateescape"),
+        None if docid is None else id_bytes(docid),
     )
 
 

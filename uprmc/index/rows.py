@@ -21,6 +21,7 @@ from uprmc.index.model import Emission
 
 __all__ = [
     "RowKey",
+    "id_bytes",
     "id_key",
     "id_text",
     "id_value",
@@ -37,6 +38,17 @@ __all__ = [
 
 #: Key, vBucket, value of an entry in a tree: `model.Entry` without the name.
 Row = tuple[bytes, int, bytes]
+
+#: A byte of an id that is no UTF-8 is shown as the private character with this number more, so FF
+#: as U+EFFF: JSON cannot say bytes, and strict parsers refuse halves of surrogate pairs. These
+#: characters themselves are shown as their bytes, so that every id has a text of its own.
+_SHOWN_BYTES = 0xEF00
+_SHOWN = {0xDC00 + byte: chr(_SHOWN_BYTES + byte) for byte in range(0x80, 0x100)} | {
+    code: "".join(chr(_SHOWN_BYTES + byte) for byte in chr(code).encode())
+    for code in range(_SHOWN_BYTES + 0x80, _SHOWN_BYTES + 0x100)
+}
+_AS_BYTES = "utf-8", "surrogateescape"
+_BYTES = {_SHOWN_BYTES + byte: 0xDC00 + byte for byte in range(0x80, 0x100)}
 
 _row_tail = struct.Struct(">BHIH")
 _vbucket = struct.Struct(">H")
@@ -206,5 +218,11 @@ def _rows_of_one_view(
 
 
 def id_text(key: bytes) -> str:
-    """Return a document id as JSON shows it; bytes that are not UTF-8 become lone surrogates."""
-    return key.decode("utf-8", "surrogateescape")
+    """Return a document's id as JSON shows it; see `_SHOWN_BYTES`."""
+    text = key.decode(*_AS_BYTES)
+    return text if text.isascii() else text.translate(_SHOWN)
+
+
+def id_bytes(text: str) -> bytes:
+    """Return the id that is shown like this; raise `UnicodeError` if it has half a character."""
+    return text.encode() if text.isascii() else text.translate(_BYTES).encode(*_AS_BYTES)

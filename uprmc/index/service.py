@@ -35,7 +35,7 @@ from uprmc.index.group import Group
 from uprmc.index.javascript.check import refuse_faults
 from uprmc.index.javascript.process import MISSING, available
 from uprmc.index.mapping import make_mapper, make_reducer
-from uprmc.index.model import Reducer
+from uprmc.index.model import Lost, Reducer
 from uprmc.index.news import OnEvent
 from uprmc.index.service_metrics import metrics_of
 from uprmc.index.source import Source
@@ -96,7 +96,7 @@ class Service:
         self.source = Source(
             reactor, nodes.places, settings.poll_s, nodes.tls, self._look, nodes.credentials
         )
-        self._documents = DocumentReader(self.source, nodes.tls)
+        self._documents = DocumentReader(self.source, reactor.callFromThread)
         self._modules = named_modules(settings.python_modules)
         self._slots: dict[str, _Slot] = {}
         self._unopened: dict[str, str] = {}
@@ -439,7 +439,7 @@ class Service:
         groups = {name: slot.current for name, slot in slots.items() if slot.current}
         return metrics_of(groups)
 
-    def documents(self, keys: Sequence[bytes]) -> Sequence[bytes | None]:
+    def documents(self, keys: Sequence[bytes]) -> Sequence[bytes | Lost | None]:
         """Return documents as they are now, as JSON; blocks."""
         return self._documents.get(keys)
 

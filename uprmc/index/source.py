@@ -10,7 +10,7 @@ Source: systems reference c.7, c.8; acceptance rows I16, I27.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, KeysView, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -19,7 +19,8 @@ from twisted.python.threadpool import ThreadPool
 
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.history import read_log
-from uprmc.errors import RemoteProtocolError
+from uprmc.consume.placement import Placement
+from uprmc.index.source_nodes import Connections
 from uprmc.login.credentials import Credentials
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.binary import decode_hello, encode_hello
@@ -30,9 +31,6 @@ from uprmc.protocol.management import (
     decode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Feature, Opcode
-
-#: A node that says nothing for this long is given up.
-_ANSWER_S = 5.0
 
 _PERSISTED_GROUP = "vbucket-seqno"
 _PERSISTED = ":last_persisted_seqno"
@@ -56,6 +54,26 @@ class Told(NamedTuple):
     total: int
 
 
+class _Survey(NamedTuple):
+    """What all nodes together have.
+
+    Attributes:
+        told: by node, as told last.
+        silent: why nodes have not answered this time.
+        places: the node to ask for each vBucket, where there is one.
+        doubtful: vBuckets of which a node that is silent may be the one to ask.
+        disputes: why there is none for others that nodes have active.
+        terms: the highest of each that was ever heard of.
+    """
+
+    told: Mapping[str, Told]
+    silent: Mapping[str, str]
+    places: Mapping[int, str]
+    doubtful: frozenset[int]
+    disputes: tuple[str, ...]
+    terms: Mapping[int, int]
+
+
 class Source:
     """See the module docstring. Its methods are for the reactor's thread.
 
@@ -70,6 +88,7 @@ class Source:
     Attributes:
         places, tls, credentials: as given.
         error: why the node that failed last did, ``""`` = all have answered.
+        rounds: how often all of them were asked. Any thread may read it.
         version: counts the changes of what they have.
         active: vBuckets that are active on any of the nodes.
         replicas: vBuckets that a node has as a replica and none as active.
@@ -89,16 +108,15 @@ class Source:
         self.credentials = credentials
         self.places = list(places)
         self.error = ""
-        self.version = 0
+        self.rounds = self.version = 0
         self.active: frozenset[int] = frozenset()
         self.replicas: frozenset[int] = frozenset()
         self.seqnos: Mapping[int, int] = {}
         self.terms: Mapping[int, int] = {}
         self._reactor, self._poll_s, self.tls, self._on_change = reactor, poll_s, tls, on_change
         self._pool = ThreadPool(0, 1, "uprmc-index-source")
-        self._connections: dict[str, NodeConnection] = {}
-        self._with_terms: set[NodeConnection] = set()
-        self._told: dict[str, Told] = {}
+        self._connections = Connections(tls, credentials)
+        self._survey = _Survey({}, {}, {}, frozenset(), (), {})
         self._refreshing: Deferred[None] | None = None
         self._waiting: list[Deferred[None]] = []
         self._timer: Any = None
@@ -115,25 +133,23 @@ class Source:
         if self._timer is not None and self._timer.active():
             self._timer.cancel()
         self._pool.stop()
-        for connection in self._connections.values():
-            connection.close()
+        self._connections.close()
 
     # --- what they have -------------------------------------------------------------------------
 
     @property
     def is_known(self) -> bool:
         """Whether any node has told what it has."""
-        return bool(self._told)
+        return bool(self._survey.told)
 
     @property
     def total(self) -> int:
         """How many vBuckets the bucket has, 0 = not known yet."""
-        return max((told.total for told in self._told.values()), default=0)
+        return max((told.total for told in self._survey.told.values()), default=0)
 
     def place_of(self, vbucket: int) -> str:
-        """Return the node that has a vBucket active, by the highest term; any if none has."""
-        terms = {place: told.active.get(vbucket, -1) for place, told in self._told.items()}
-        return max(self.places, key=lambda place: terms.get(place, -1))
+        """Return the node to ask for a vBucket, ``""`` = there is none. Any thread may call it."""
+        return self._survey.places.get(vbucket, "")
 
     def refresh(self) -> Deferred[None]:
         """Ask all nodes; fires when they have answered or failed, never fails.
@@ -163,23 +179,19 @@ class Source:
         if self._waiting:
             self._begin()
 
-    def _took(self, found: dict[str, Told | str]) -> None:
-        before = {place: _held(told) for place, told in self._told.items()}
-        errors = [each for each in found.values() if isinstance(each, str)]
-        self.error = errors[-1] if errors else ""
-        self._told |= {place: told for place, told in found.items() if isinstance(told, Told)}
-        seqnos: dict[int, int] = {}
-        terms: dict[int, int] = {}
-        for told in self._told.values():
-            seqnos |= told.seqnos
-            for vbucket, term in told.active.items():
-                terms[vbucket] = max(term, terms.get(vbucket, 0))
-        self.seqnos, self.terms = seqnos, terms
-        if before != {place: _held(told) for place, told in self._told.items()}:
+    def _took(self, found: _Survey) -> None:
+        before, self._survey = self._survey, found
+        self.rounds += 1
+        self.error = next(reversed([*found.silent.values(), *found.disputes]), "")
+        self.terms = found.terms
+        self.seqnos = {
+            vbucket: found.told[place].seqnos[vbucket] for vbucket, place in found.places.items()
+        }
+        if _held(before) != _held(found):
             self._have_changed()
 
     def _have_changed(self) -> None:
-        told = self._told.values()
+        told = self._survey.told.values()
         self.version += 1
         self.active = frozenset(number for each in told for number in each.active)
         replicas = frozenset(number for each in told for number in each.replicas)
@@ -202,111 +214,151 @@ class Source:
     # --- questions ------------------------------------------------------------------------------
 
     def failover_logs(self, vbuckets: Iterable[int]) -> Deferred[dict[int, FailoverLog]]:
-        """Fire with the logs of vBuckets where they are active; those not to be had are missing."""
+        """Fire with the logs of vBuckets, as they are after this call.
+
+        Those are missing that cannot be had for certain: their node does not answer, or another one
+        that does not may have been promoted.
+        """
         wanted = list(vbuckets)
-        return self._do(lambda: self._ask_logs(wanted))
+        asked: Deferred[dict[int, FailoverLog]] = self.refresh().addCallback(
+            lambda _: self._do(self._ask_logs, wanted)
+        )
+        return asked
 
     def persisted(self) -> Deferred[dict[int, int]]:
-        """Fire with how far active vBuckets are on their nodes' disks, as far as these say."""
+        """Fire with how far vBuckets are on their nodes' disks, as far as these say."""
         return self._do(self._ask_persisted)
 
-    def _do(self, what: Callable[[], _Result]) -> Deferred[_Result]:
-        return deferToThreadPool(self._reactor, self._pool, what)
+    def _do(self, what: Callable[..., _Result], *given: Any) -> Deferred[_Result]:
+        return deferToThreadPool(self._reactor, self._pool, what, *given)
 
     # --- in the thread --------------------------------------------------------------------------
 
-    def _ask_all(self) -> dict[str, Told | str]:
-        found: dict[str, Told | str] = {}
+    def _ask_all(self) -> _Survey:
+        known = self._survey
+        told, silent = dict(known.told), {}
         for place in self.places:
             try:
-                found[place] = self._ask_one(place)
-            except (NodeError, RemoteProtocolError) as error:
-                self._hang_up(place)
-                found[place] = str(error)
-        return found
+                told[place] = self._connections.ask(place, self._told_by)
+            except NodeError as error:
+                silent[place] = str(error)
+        return self._settled(told, silent, known.terms)
 
-    def _ask_one(self, place: str) -> Told:
-        active = self._seqnos(place, VBucketState.ACTIVE)
-        replicas = frozenset(number for number, _, _ in self._seqnos(place, VBucketState.REPLICA))
-        terms = {number: term for number, _, term in active}
-        seqnos = {number: seqno for number, seqno, _ in active}
-        return Told(terms, replicas, seqnos, self._total(place))
+    def _settled(
+        self, told: Mapping[str, Told], silent: Mapping[str, str], terms: Mapping[int, int]
+    ) -> _Survey:
+        """Find the node to ask for each vBucket, by the one rule that there is (`placement`).
 
-    def _seqnos(self, place: str, state: VBucketState) -> list[tuple[int, int, int]]:
-        """Return (vBucket, high seqno, term)."""
-        extras = VBUCKET_SEQNOS_EXTRAS.pack(state)
-        connection = self._at(place)
-        answer = connection.ask(RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras))
-        if answer.status:
-            raise NodeError(f"the node at {place} does not tell its vBuckets: {answer.reason}")
-        if connection in self._with_terms:
-            return list(decode_vbucket_seqno_terms(answer.value))
-        return [(number, seqno, 0) for number, seqno in decode_vbucket_seqnos(answer.value)]
+        A node that is silent keeps what it told last, unless one that answers has as high a term.
+        """
+        claims = {place: dict(each.active) for place, each in told.items()}
+        answering = [claims[place] for place in claims if place not in silent]
+        for place in silent:
+            said = claims.get(place, {})
+            for vbucket in [*said]:
+                if any(each.get(vbucket, -1) >= said[vbucket] for each in answering):
+                    del said[vbucket]
+        placement = Placement(self.places, terms=terms)
+        placement.settle(claims, self._logs_at)
+        choices = placement.choices
+        doubtful = {
+            vbucket
+            for vbucket, choice in choices.items()
+            for place in silent
+            if place not in told or (vbucket not in told[place].active and choice.place != place)
+        }
+        return _Survey(
+            told,
+            silent,
+            {vbucket: choice.place for vbucket, choice in choices.items() if choice.place},
+            frozenset(doubtful),
+            tuple(choice.why for choice in choices.values() if not choice.place),
+            placement.terms,
+        )
 
-    def _total(self, place: str) -> int:
+    def _told_by(self, connection: NodeConnection) -> Told:
+        """Ask a node what it has."""
+        hello = RequestFrame(Opcode.HELLO, key=b"uprmc-index", value=encode_hello([Feature.TERMS]))
+        greeting, *answers = connection.ask_all([hello, *map(_seqnos_of, _STATES)])
+        for answer in answers:
+            if answer.status:
+                raise NodeError(
+                    f"the node at {connection.place} does not tell its vBuckets: {answer.reason}"
+                )
+        with_terms = not greeting.status and Feature.TERMS in decode_hello(greeting.value)
+        active, replicas = [_numbers_in(answer.value, with_terms) for answer in answers]
+        return Told(
+            {vbucket: term for vbucket, _, term in active},
+            frozenset(vbucket for vbucket, _, _ in replicas),
+            {vbucket: seqno for vbucket, seqno, _ in active},
+            self._total(connection),
+        )
+
+    def _total(self, connection: NodeConnection) -> int:
         """Return the number of vBuckets; asked once, since it does not change."""
-        told = self._told.get(place)
+        told = self._survey.told.get(connection.place)
         if told is not None and told.total:
             return told.total
-        return self._at(place).vbuckets()
+        return connection.vbuckets()
+
+    def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, FailoverLog]:
+        asked = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in vbuckets]
+
+        def question(connection: NodeConnection) -> dict[int, FailoverLog]:
+            answers = zip(vbuckets, connection.ask_all(asked), strict=True)
+            return {vb: read_log(answer.value) for vb, answer in answers if not answer.status}
+
+        try:
+            return self._connections.ask(place, question)
+        except NodeError:
+            return {}
 
     def _ask_logs(self, vbuckets: list[int]) -> dict[int, FailoverLog]:
+        survey = self._survey
+        by_place: dict[str, list[int]] = {}
+        for vbucket in vbuckets:
+            place = survey.places.get(vbucket)
+            if place is not None and vbucket not in survey.doubtful:
+                by_place.setdefault(place, []).append(vbucket)
         found: dict[int, FailoverLog] = {}
-        for place in self._by_activity(vbuckets):
-            left = [vbucket for vbucket in vbuckets if vbucket not in found]
-            asked = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in left]
-            try:
-                answers = list(self._at(place).ask_all(asked))
-            except (NodeError, RemoteProtocolError):
-                self._hang_up(place)
-                continue
-            for vbucket, answer in zip(left, answers, strict=True):
-                if not answer.status:
-                    found[vbucket] = read_log(answer.value)
+        for place, some in by_place.items():
+            found |= self._logs_at(place, some)
         return found
-
-    def _by_activity(self, vbuckets: list[int]) -> list[str]:
-        """Return the nodes, those first that have vBuckets of these active."""
-        wanted = frozenset(vbuckets)
-
-        def passive(place: str) -> bool:
-            told = self._told.get(place)
-            return told is None or wanted.isdisjoint(told.active)
-
-        return sorted(self.places, key=passive)
 
     def _ask_persisted(self) -> dict[int, int]:
+        survey = self._survey
         found: dict[int, int] = {}
-        for place in self.places:
-            told = self._told.get(place)
+        for place in dict.fromkeys(survey.places.values()):
             try:
-                for name, text in self._at(place).statistics(_PERSISTED_GROUP):
-                    if name.startswith("vb_") and name.endswith(_PERSISTED):
-                        vbucket = int(name[len("vb_") : -len(_PERSISTED)])
-                        if told is not None and vbucket in told.active:
-                            found[vbucket] = int(text)
-            except (NodeError, RemoteProtocolError, ValueError):
-                self._hang_up(place)
+                told = self._connections.ask(place, _persisted_at)
+            except NodeError:
+                continue
+            found |= {vb: seqno for vb, seqno in told.items() if survey.places.get(vb) == place}
         return found
 
-    def _at(self, place: str) -> NodeConnection:
-        connection = self._connections.get(place)
-        if connection is None:
-            connection = NodeConnection(place, _ANSWER_S, self.tls, self.credentials)
-            self._connections[place] = connection
-            value = encode_hello([Feature.TERMS])
-            answer = connection.ask(RequestFrame(Opcode.HELLO, key=b"uprmc-index", value=value))
-            if not answer.status and Feature.TERMS in decode_hello(answer.value):
-                self._with_terms.add(connection)
-        return connection
 
-    def _hang_up(self, place: str) -> None:
-        connection = self._connections.pop(place, None)
-        if connection is not None:
-            self._with_terms.discard(connection)
-            connection.close()
+_STATES = (VBucketState.ACTIVE, VBucketState.REPLICA)
 
 
-def _held(told: Told) -> tuple[KeysView[int], frozenset[int]]:
-    """Return which vBuckets a node has, to compare."""
-    return told.active.keys(), told.replicas
+def _seqnos_of(state: VBucketState) -> RequestFrame:
+    return RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=VBUCKET_SEQNOS_EXTRAS.pack(state))
+
+
+def _numbers_in(value: bytes, with_terms: bool) -> list[tuple[int, int, int]]:
+    """Return (vBucket, high seqno, term)."""
+    if with_terms:
+        return list(decode_vbucket_seqno_terms(value))
+    return [(number, seqno, 0) for number, seqno in decode_vbucket_seqnos(value)]
+
+
+def _persisted_at(connection: NodeConnection) -> dict[int, int]:
+    return {
+        int(name[len("vb_") : -len(_PERSISTED)]): int(text)
+        for name, text in connection.statistics(_PERSISTED_GROUP)
+        if name.startswith("vb_") and name.endswith(_PERSISTED)
+    }
+
+
+def _held(survey: _Survey) -> dict[str, tuple[frozenset[int], frozenset[int]]]:
+    """Return which vBuckets nodes have, to compare."""
+    return {place: (frozenset(each.active), each.replicas) for place, each in survey.told.items()}

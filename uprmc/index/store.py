@@ -95,6 +95,7 @@ class IndexStore:
 
     def _take(self, header: Header | None) -> None:
         """Stand where a header stands."""
+        self._course = object()
         self._trees = self.files.current.trees(header)
         contents = contents_of(header)
         self._standings = Standings(contents.positions, contents.facts)
@@ -106,7 +107,7 @@ class IndexStore:
         positions = {} if building else dict(self._standings.positions)
         facts = dict(self._standings.facts)
         trees, file = self._trees, self.files.current
-        self.view = View(file, trees, positions, facts, self.states, building)
+        self.view = View(file, trees, positions, facts, self.states, building, self._course)
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -197,6 +198,7 @@ class IndexStore:
         self.compacting.begin_over()
         if not seqno:
             self.rollbacks["vbucket"] += 1
+            self._course = object()
             self.drop([vbucket])
             self.write_header()  # the node that is asked for everything relies on it
             return True
@@ -224,6 +226,7 @@ class IndexStore:
 
     def _start_build_over(self, build: FirstBuild) -> None:
         self.rollbacks["build"] += 1
+        self._course = object()
         build.abandon()
         self._standings = Standings({}, {})
         self._build = FirstBuild(self.files.current, self._settings)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from twisted.internet.defer import ensureDeferred
 
@@ -35,6 +35,18 @@ RETRY_S, RETRY_MAX_S = 0.1, 5.0
 _NAME_CHARACTERS = 30
 
 _LOG = logging.getLogger("uprmc.index")
+
+
+class Level(NamedTuple):
+    """What an index contains everything of that was acknowledged before some time.
+
+    Attributes:
+        vbuckets: bitmap.
+        course: see `View`; of another one this says nothing.
+    """
+
+    vbuckets: int
+    course: object
 
 
 class Streams:
@@ -172,18 +184,20 @@ class Streams:
         if left:
             client.forget(numbers(left), tls=self._source.tls).addErrback(unheard)
 
-    async def level(self, updater: Updater) -> None:
-        """Return when all that was acknowledged before is in the trees.
+    async def level(self, updater: Updater) -> Level:
+        """Return when all that was acknowledged before of what is followed is in the trees.
 
         Raises:
             ClientError, Stopped: it cannot be said now; ask again.
         """
-        client, followed = self._client, updater.store.view.states.followed
+        view = updater.store.view
+        client, followed = self._client, view.states.followed
         if followed != self._followed or (followed and client is None):
             raise Stopped  # a run for these is about to begin
         if client is not None:
             await client.barrier()
         await updater.level(updater.store.finish_build)
+        return Level(followed, view.course)
 
     # --- states of vBuckets ---------------------------------------------------------------------
 

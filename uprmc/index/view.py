@@ -19,6 +19,8 @@ class View(NamedTuple):
         facts: what was learned of each.
         states: what is done with each.
         building: the trees are empty because the first build is not loaded yet.
+        course: another object whenever any vBucket has gone back; as long as it is the same one,
+            what was once in the trees still is.
     """
 
     file: OpenFile
@@ -27,3 +29,4 @@ class View(NamedTuple):
     facts: Mapping[int, Facts]
     states: States
     building: bool
+    course: object

@@ -11,8 +11,9 @@
   const { defineProperty, freeze, getOwnPropertyDescriptor, getPrototypeOf } = Object;
   const { deleteProperty, ownKeys } = Reflect;
   const GlobalTypeError = TypeError;
+  const LOG_CHARACTERS = 500;
 
-  // ---- helpers that Couchbase gives to its functions
+  // ---- helpers that Couchbase and CouchDB give to their functions
 
   function sum(values) {
     let total = 0;
@@ -47,6 +48,25 @@
       }
     }
     return bytes;
+  }
+
+  const { isArray } = Array;
+
+  function toJSON(value) {
+    return stringify(value);
+  }
+
+  // Lines of the present batch: the document's id and the text, as many and as long as is allowed.
+  let logged = "";
+  let lines = 0;
+  let present = "";
+
+  function log(message) {
+    if (limits === null || lines >= limits.log) return;
+    let text = typeof message === "string" ? message : stringify(message);
+    if (text === undefined) text = "undefined";
+    if (text.length > LOG_CHARACTERS) text = text.slice(0, LOG_CHARACTERS) + "...";
+    logged += (lines++ === 0 ? "[" : ",[") + stringify(present) + "," + stringify(text) + "]";
   }
 
   // ---- one document in one map
@@ -143,19 +163,22 @@
     return line + "]";
   }
 
-  // Gives a line for each document, and fewer lines than documents where they become too large.
+  // Gives a line for each document, and fewer lines than documents where they become too large;
+  // before them one of what was logged, if anything was.
   function mapBatch(text) {
-    answer = "";
+    answer = logged = "";
+    lines = 0;
     started = now();
     const pairs = parse(text);
     for (let i = 0; i < pairs.length && answer.length < limits.answer; i++) {
+      present = pairs[i][1].id;
       const line = mapOne(pairs[i]);
       pairs[i] = null;
       answer += i === 0 ? line : ",\n" + line;
       started = now();
     }
     clean();
-    return answer;
+    return lines === 0 ? answer : "l[" + logged + "]\n" + answer;
   }
 
   // After mapBatch was stopped: for how long the next document ran, in which map, and what was done.
@@ -221,7 +244,8 @@
       "__timer_manager", "FinalizationRegistry", "WeakRef"];
     for (const name of unwanted)
       if (!deleteProperty(globalThis, name)) globalThis[name] = undefined;
-    for (const [name, value] of Object.entries({ emit, sum, dateToArray, decodeBase64 }))
+    for (const [name, value] of Object.entries(
+      { emit, sum, dateToArray, decodeBase64, isArray, toJSON, log }))
       defineProperty(globalThis, name, { value, enumerable: false, configurable: false });
     for (const each of [Object.prototype, Function.prototype, Error.prototype, TypeError.prototype,
       RangeError.prototype]) keepAssignable(each);

@@ -9,7 +9,7 @@ from __future__ import annotations
 from base64 import b64encode
 from typing import Any
 
-from uprmc.index.json_text import Unreadable, dumps, loads
+from uprmc.index.json_text import Unreadable, dumps, loads, portable
 from uprmc.index.mapping.limits import MapError
 from uprmc.index.model import Document
 from uprmc.index.rows import id_text
@@ -54,7 +54,7 @@ def request(document: Document) -> bytes:
     """Return value and `meta` as one JSON array; raise `MapError` if the index cannot hold it."""
     body, is_json = document.value, True
     try:
-        loads(body)
+        body = portable(body)
     except Unreadable as error:
         raise MapError(f"its body cannot be read: {error}") from None
     except ValueError:

@@ -56,6 +56,7 @@ def harness_limits(settings: IndexSettings) -> dict[str, int]:
         "rows": settings.max_document_rows,
         "document": settings.max_document_bytes,
         "reduction": settings.max_reduction_bytes,
+        "log": settings.map_log,
         "answer": _ANSWER,
     }
 
@@ -118,6 +119,7 @@ class JavaScriptMaps:
         self._is_given_up = False
         self._most_workers = settings.workers
         self.restarts = 0
+        self.log: deque[tuple[str, str]] = deque(maxlen=settings.map_log)
 
     def map(self, documents: Sequence[Document]) -> list[Outcome]:
         """Return what each document gives, in their order.
@@ -226,12 +228,22 @@ class JavaScriptMaps:
 
     def _take(self, batch: _Batch, text: bytes, outcomes: list[Outcome]) -> int:
         """Note the rows of an answer; return how many documents it was about."""
+        if text[:1] == b"l":
+            logged, _, text = text[1:].partition(b"\n")
+            self._note(logged)
         lines = _lines(text)
         if not 0 < len(lines) <= len(batch.places):
             raise ChildFailed("the process wrote nonsense")
         for place, line in zip(batch.places, lines, strict=False):
             outcomes[place] = self._outcome(line)
         return len(lines)
+
+    def _note(self, logged: bytes) -> None:
+        """Keep what functions have logged."""
+        try:
+            self.log.extend((str(key), str(line)) for key, line in loads(logged))
+        except (ValueError, TypeError):
+            raise ChildFailed("the process wrote nonsense") from None
 
     def _outcome(self, line: Any) -> Outcome:
         if isinstance(line, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -45,6 +45,7 @@ class DesignMapper:
         self._pythons: list[tuple[int, _Map]] = []
         self._scripts = [i for i, view in enumerate(design.views) if view.kind == "javascript"]
         self._javascript: JavaScriptMaps | None = None
+        self.log: Collection[tuple[str, str]] = ()
         for place, view in enumerate(design.views):
             self._add(place, view, design, settings)
         if self._scripts:
@@ -52,6 +53,7 @@ class DesignMapper:
                 raise bad_request(MISSING)
             views = [design.views[place] for place in self._scripts]
             self._javascript = JavaScriptMaps(views, design.options.collation, settings)
+            self.log = self._javascript.log
 
     def _add(self, place: int, view: View, design: Design, settings: IndexSettings) -> None:
         collation = design.options.collation
