@@ -20,6 +20,7 @@ from uprmc.client.connection import NodeError
 from uprmc.client.kv import KvClient
 from uprmc.index.source import Source
 from uprmc.index.source_nodes import Connections
+from uprmc.model import VBucketState
 from uprmc.protocol.binary import encode_hello
 from uprmc.protocol.management import encode_vbucket_seqno_terms
 from uprmc.protocol.opcodes import Feature, Opcode
@@ -52,25 +53,21 @@ class Nodes(Connections):
         connection = SimpleNamespace(
             place=place,
             ask_all=lambda asked: (_answer(has, each) for each in asked),
-            ask=lambda asked: _answer(has, asked),
+            vbuckets=lambda: 1,
             statistics=lambda group: [("vb_0:last_persisted_seqno", str(has.seqno))],
         )
         return question(connection)
 
 
 def _answer(has: Has, request: Any) -> Any:
-    status, value = 0, b""
+    value = b""
     if request.opcode == Opcode.HELLO:
         value = encode_hello([Feature.TERMS])
     elif request.opcode == Opcode.GET_FAILOVER_LOG:
         value = encode_failover_log(has.log)  # type: ignore[arg-type]
-    elif request.opcode == Opcode.GET_ALL_VB_SEQNOS:
-        is_active = request.extras[-1] == 1
-        if is_active == (has.term is not None):
-            value = encode_vbucket_seqno_terms([(0, has.seqno, has.term or 0)])
-    else:
-        status = 1
-    return SimpleNamespace(status=status, value=value, reason="")
+    elif (request.extras[-1] == VBucketState.ACTIVE) == (has.term is not None):
+        value = encode_vbucket_seqno_terms([(0, has.seqno, has.term or 0)])
+    return SimpleNamespace(status=0, value=value, reason="")
 
 
 def source_of(nodes: Mapping[str, Has | None], monkeypatch: pytest.MonkeyPatch) -> Source:
