@@ -255,6 +255,11 @@ def test_a_consumer_ahead_of_the_promoted_replica_undoes_what_that_lacks_and_no_
         pair.a.kill()
         verb("failover", "--node", pair.b.upr, "--vbuckets", f"0-{VBUCKETS - 1}")
         expect_equal(copy, pair.b)
+
+        def undone() -> int:  # it counts when the node's history has stood still meanwhile
+            return sum(each.undone for each in client.metrics().vbuckets.values())
+
+        wait_until(undone, pair.b.log)
         each = client.metrics().vbuckets.values()
     assert sum(vbucket.rollbacks for vbucket in each) > 0
     assert sum(vbucket.restarts for vbucket in each) == 0

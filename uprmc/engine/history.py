@@ -172,8 +172,8 @@ class History(VBucketFront):
     def former_on_disk(self) -> bool:
         """Whether the store still has another history, which a crash would bring back.
 
-        Nobody else may be told of the present one until then: a source that was asked for
-        everything relies on it that a peer's older state never comes again.
+        Where a row speaks for this node, a source that was asked for everything relies on it that
+        the older state never comes again.
         """
         return self.replaces or self.forgetting is not None
 

@@ -20,7 +20,7 @@ from uprmc.consume import features
 from uprmc.consume.history import check_presentable
 from uprmc.consume.stream import StreamFault, judge
 from uprmc.engine.terms import shares_history
-from uprmc.engine.vbucket import Interruption
+from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.header import ResponseFrame, encode_response
@@ -134,7 +134,9 @@ class Link(LinkSession):
         """Ask for streams; where the vBuckets stand is reported before, all at once."""
         added = [self._added(number, flags) for number in list(numbers)]
         streams = [stream for stream in added if stream is not None]
-        self._reporting.register(s.vbucket for s in streams if not s.vbucket.former_on_disk)
+        self._reporting.register(
+            each.vbucket for each in streams if not self.waits_for_disk(each.vbucket)
+        )
         for stream in streams:
             super().request(stream)
 
@@ -158,9 +160,13 @@ class Link(LinkSession):
 
     def request(self, stream: ReplicaStream) -> None:
         """Ask for a stream again; where the vBucket stands is reported before."""
-        if stream.state is not ReplicaState.DEAD and not stream.vbucket.former_on_disk:
+        if stream.state is not ReplicaState.DEAD and not self.waits_for_disk(stream.vbucket):
             self._reporting.register([stream.vbucket])
         super().request(stream)
+
+    def waits_for_disk(self, vbucket: VBucket) -> bool:
+        """See `Receiver`: a stream from zero begins a build where we have a row."""
+        return vbucket.former_on_disk if self.hub.instance else vbucket.rewinding
 
     def _close_stream(self, stream: ReplicaStream) -> None:
         """Have the other node stop; frames that are under way are dropped."""

@@ -20,7 +20,7 @@ from functools import partial
 
 from uprmc.consume.conversation import Questions, Silence, acknowledgement, take_frames
 from uprmc.consume.history import newest_entries
-from uprmc.engine.vbucket import Interruption
+from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import (
     InvalidArguments,
     KeyNotFound,
@@ -203,10 +203,10 @@ class Receiver:
     # --- streams begin --------------------------------------------------------------------------
 
     def request(self, stream: ReplicaStream) -> None:
-        """Ask for a stream, once no other history than the present one is on disk."""
+        """Ask for a stream, once what was rolled back is on disk."""
         if stream.state is ReplicaState.DEAD:
             return
-        if stream.vbucket.former_on_disk:
+        if self.waits_for_disk(stream.vbucket):
             self.hub.bucket.flusher.when_durable(lambda _: self.request(stream))
             return
         self.ask(
@@ -217,6 +217,10 @@ class Receiver:
             vbucket=stream.vbucket.id,
             opaque=stream.opaque,
         )
+
+    def waits_for_disk(self, vbucket: VBucket) -> bool:
+        """Tell whether a crash would bring back what the source must not rely on to be gone."""
+        return vbucket.rewinding
 
     def _stream_options(self, stream: ReplicaStream) -> bytes:
         """Return the value of a stream request."""
