@@ -98,6 +98,19 @@ def test_status_shows_vbuckets_as_ranges_and_counts_what_there_is_of_each(
     assert f"nodes                   h:1: vbuckets: {vbuckets}, seqnos: 1024 vBuckets" in lines
 
 
+def test_a_query_tells_of_documents_that_could_not_be_mapped(
+    run: Run, service: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [{"id": each, "reason": "its key is too long"} for each in ("a", "big")]
+    monkeypatch.setattr(service.groups["d"], "info", lambda: {"map_errors": errors})
+    ended = run("query", "d/by_city")
+    assert ended.code == 0
+    assert ended.err == (
+        "uprmc: 2 documents could not be mapped and may lack rows, the last one: id: big, reason: "
+        "its key is too long; 'uprmc index status d' lists them\n"
+    )
+
+
 def test_a_query_prints_a_table(run: Run) -> None:
     assert run("query", "d/by_city").out.splitlines() == [
         "key         id  value",

@@ -12,6 +12,8 @@ import pytest
 from interop.server_process import ServerProcess, start_uprmc
 from interop.wire import DELETE, OK, SET, Wire, frame, store
 from tests.cli.here import Here, runner
+from uprmc.client import UprClient
+from uprmc.client.handler import Handler
 
 
 @pytest.fixture(name="here")
@@ -65,11 +67,12 @@ def test_a_row_that_is_set_by_hand_is_listed_and_removed(here: Here, server: Ser
         "pinned_tombstones": 1,
         "pinned_bytes": 37,
         "meta": "",
+        "name": None,
     }
     head, line = here("watermarks", "list", "--node", server.upr).out.splitlines()
     assert head.split() == [
         *("client", "kind", "vBuckets", "building", "limits", "behind"),
-        *("pinned", "pinned_bytes", "reported", "expires"),
+        *("pinned", "pinned_bytes", "reported", "expires", "id"),
     ]
     assert line.split()[:8] == ["nightly", "backup", "1", "0", "1", "2", "1", "37"]
     head, line = here(
@@ -79,6 +82,22 @@ def test_a_row_that_is_set_by_hand_is_listed_and_removed(here: Here, server: Ser
     ended = here("watermarks", "remove", "nightly", "--node", server.upr, "--json")
     assert json.loads(ended.out) == {"vbuckets": [1], "id": "nightly", "done": "removed"}
     assert [each["rows"] for each in listed(here, server)] == [[]] * 4
+
+
+class _Nothing(Handler):
+    """Takes changes and forgets them."""
+
+
+def test_a_client_that_has_told_its_name_is_listed_by_it(here: Here, server: ServerProcess) -> None:
+    names = {"name": "orders-cache", "register": "other"}
+    with UprClient(str(server.upr), _Nothing(), **names) as client:
+        client.run("now")
+        _, line = here("watermarks", "list", "--node", server.upr).out.splitlines()
+        assert (line.split()[0], len(line.split()[-1])) == ("orders-cache", 32)
+        rows = [row for each in listed(here, server) for row in each["rows"]]
+        assert {row["name"] for row in rows} == {"orders-cache"}
+    ended = here("watermarks", "remove", "orders-cache", "--node", server.upr)
+    assert "no vBucket has a row 'orders-cache': say an id" in ended.line()
 
 
 def test_a_client_is_set_in_all_active_vbuckets(here: Here, server: ServerProcess) -> None:

@@ -19,9 +19,10 @@ from uprmc.client.errors import DeletionsPurged, MisuseError
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.starting import Registration
 from uprmc.client.state import MemoryState, Saved
-from uprmc.consume.registering import Instance, Purged
+from uprmc.consume.registering import Instance, Purged, name_tag
 from uprmc.engine.watermarks.rows import Kind, Row
 
+TAG = name_tag("me")
 ME = Instance(b"me", Kind.INDEX, 60)
 
 
@@ -184,14 +185,15 @@ def test_without_an_instance_no_row_is_made() -> None:
 
 def test_a_consumer_whose_state_outlives_it_is_registered_unless_it_says_no(tmp_path: Path) -> None:
     state = SqliteState(tmp_path / "state.db", name="c", vbuckets=4)
-    first = Registration().of(state)
-    assert first == Instance(state.instance.encode())
-    assert Registration(register=False).of(state) is None
-    assert Registration("backup", "nightly", 90).of(state) == Instance(b"nightly", Kind.BACKUP, 90)
-    assert Registration(True).of(state) == Instance(b"nightly")
-    assert Registration().of(MemoryState()) is None
-    assert Registration(instance="mine").of(MemoryState()) == Instance(b"mine")
-    named = Registration("index").of(MemoryState())
+    first = Registration().of(state, "me")
+    assert first == Instance(state.instance.encode(), meta=TAG)
+    assert Registration(register=False).of(state, "me") is None
+    nightly = Instance(b"nightly", Kind.BACKUP, 90)
+    assert Registration("backup", "nightly", 90).of(state, "me") == nightly
+    assert Registration(True).of(state, "me") == Instance(b"nightly", meta=TAG)
+    assert Registration().of(MemoryState(), "me") is None
+    assert Registration(instance="mine").of(MemoryState(), "me") == Instance(b"mine")
+    named = Registration("index").of(MemoryState(), "me")
     assert named is not None
     assert (len(named.id), named.kind) == (32, Kind.INDEX)
     state.close()

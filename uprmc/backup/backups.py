@@ -157,7 +157,7 @@ class _Backup:
     ) -> None:
         self._wish, self._repository = wish, repository
         self._engine, self._progress = engine, progress
-        self._registered = Registered(wish.access, repository.id) if register else None
+        self._registered = Registered(wish.access, repository) if register else None
 
     def run(self) -> Manifest:
         """Return the manifest of the finished increment."""

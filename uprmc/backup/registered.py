@@ -12,6 +12,7 @@ Source: systems reference a.1 and e.1; contracts of the systems to come, section
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,7 @@ from uprmc.columnar.lease import Lease
 from uprmc.columnar.registration import Registration, unregister
 from uprmc.columnar.report import JsonReport
 from uprmc.consume.ranges import named
-from uprmc.consume.registering import Instance, kind_number
+from uprmc.consume.registering import Instance, kind_number, name_tag
 
 
 @dataclass
@@ -48,8 +49,10 @@ class Forgotten(JsonReport):
 class Registered:
     """The rows of one directory, as long as one run lasts."""
 
-    def __init__(self, access: Access, repository_id: str) -> None:
-        instance = Instance(repository_id.encode(), kind_number("backup"))
+    def __init__(self, access: Access, repository: Repository) -> None:
+        place = f"{socket.gethostname()}:{repository.path.absolute()}"
+        kind, tag = kind_number("backup"), name_tag(place)
+        instance = Instance(repository.id.encode(), kind, meta=tag)
         self._rows = Registration(access, instance, restarts=False)
 
     def begin(self, lease: Lease, last: Manifest | None) -> None:

@@ -10,8 +10,11 @@ from uprmc.places import Place, parsed
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
 
-#: The first may be asked for without a role; the general one may not.
-_GROUPS = ("settings", "")
+#: The first two may be asked for without a role; the others may not.
+_GROUPS = ("settings", "index", "", "settings-uprmc")
+
+#: A statistic that only a node of ours has, and that every user may see.
+_OURS = "views_tls"
 
 _ANY_PORT = 0
 
@@ -22,12 +25,14 @@ class AboutNode(NamedTuple):
     Attributes:
         version: of memcached, as whose kind it presents itself.
         uprmc_version: its own, empty = it is another server, or the user may not know.
+        is_ours: whether it is a node of uprmc.
         listener: ``upr`` or ``memcached``, empty = not known, for example behind a proxy.
         memcached: where its listener for memcached's clients is, empty = nowhere, or not known.
     """
 
     version: str
     uprmc_version: str
+    is_ours: bool
     listener: str
     memcached: str
 
@@ -46,6 +51,7 @@ def about(connection: NodeConnection) -> AboutNode:
     return AboutNode(
         answer.value.decode("latin-1"),
         told.get("uprmc_version", ""),
+        _OURS in told,
         "memcached" if connection.place == memcached else "upr" if _is_upr(told, here) else "",
         memcached,
     )

@@ -18,7 +18,7 @@ from uprmc.cli.arguments import Read, seconds, whole
 from uprmc.cli.node_access import NodeAccess
 from uprmc.cli.views_access import ViewsAccess, found_views, talks_to_views
 from uprmc.client.connection import NodeError
-from uprmc.errors import ConfigError
+from uprmc.errors import ConfigError, UprmcError
 from uprmc.index.paths import DESIGNS, design_path
 from uprmc.units import in_ranges
 
@@ -265,7 +265,24 @@ def query(
     path = design_path(name, "_view", view_name)
     with views.asking("POST", path, json.dumps(options).encode()) as answer:
         lines = iter(answer.readline, b"")
-        return _print_answer(lines) if as_json else _print_rows(lines, views.place)
+        code = _print_answer(lines) if as_json else _print_rows(lines, views.place)
+    _tell_map_errors(name, views)
+    return code
+
+
+def _tell_map_errors(name: str, views: ViewsAccess) -> None:
+    """Say which documents the map function failed for: their rows are not in the answer."""
+    try:
+        errors = views.fetch("GET", design_path(name, "_info")).get("map_errors")
+    except (UprmcError, AttributeError):  # the answer stands without it
+        return
+    if isinstance(errors, list) and errors:
+        first = f"{len(errors)} documents" if len(errors) > 1 else "a document"
+        click.echo(
+            f"uprmc: {first} could not be mapped and may lack rows, the last one: "
+            f"{_cell(_plain(errors[-1]))}; 'uprmc index status {name}' lists them",
+            err=True,
+        )
 
 
 def _given_options(given: dict[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,7 @@ _VERBS = {
     "ping": "ping:ping",
     "bench": "bench:bench",
     "top": "top:top",
+    "status": "status:status",
     "stats": "stats:stats",
     "vbucket": "vbucket:vbucket",
     "watermarks": "watermarks:watermarks",
@@ -84,7 +85,7 @@ SECTIONS = {
         *("observe", "index"),
     ),
     "Changes": ("tail", "watch", "mirror", "export"),
-    "Look at a node": ("ping", "stats", "top", "bench", "watermarks"),
+    "Look at a node": ("ping", "status", "stats", "top", "bench", "watermarks"),
     "Replicas and data centres": (
         *("replicate", "takeover", "failover", "failover-log", "vbucket", "xdcr", "tap-adapter"),
     ),
@@ -188,7 +189,8 @@ def run(arguments: Sequence[str]) -> int:
     except (ConfigError, StoreRefused) as error:
         return _failed(str(error), EXIT_USAGE, arguments)
     except UprmcError as error:
-        return _failed(_explained(error), EXIT_FAILED, arguments)
+        code = getattr(error, "exit_code", EXIT_FAILED)
+        return _failed(_explained(error), code, arguments)
     except OSError as error:
         return _failed(_one_line(str(error)), EXIT_FAILED, arguments)
     return result if isinstance(result, int) else EXIT_OK

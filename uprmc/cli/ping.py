@@ -63,8 +63,8 @@ def ping(count: int, every_s: float, node: NodeAccess, as_json: bool) -> int:
 
 def _introduced(node: NodeAccess, found: AboutNode, tls: tuple[str, str] | None) -> str:
     server = f"memcached {found.version}"
-    if found.uprmc_version:
-        server = f"uprmc {found.uprmc_version} (as {server})"
+    if found.is_ours:
+        server = f"uprmc {found.uprmc_version or '(its version needs monitor)'} (as {server})"
     kind = f"the {found.listener} listener of {server}" if found.listener else server
     secured = f", {tls[0]} with {tls[1]}" if tls else ""
     user = f", logged in as {node.credentials.username}" if node.credentials else ""

@@ -6,6 +6,7 @@ Source: contracts of the systems to come, section 2.
 from __future__ import annotations
 
 import json
+from base64 import b64decode
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import click
 from uprmc.cli.arguments import VBUCKETS, seconds, whole
 from uprmc.cli.change_lines import time_text
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.cli.shown import readable
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.connecting import own_name
 from uprmc.consume.ranges import named
@@ -39,7 +41,7 @@ _NUMBERS_OR_NONE = ("floor", "expires_at")
 _PINNED = ("pinned_tombstones", "pinned_bytes")
 _COLUMNS = (
     *("client", "kind", "vBuckets", "building", "limits", "behind", "pinned", "pinned_bytes"),
-    *("reported", "expires"),
+    *("reported", "expires", "id"),
 )
 
 _WHICH = click.option(
@@ -68,10 +70,10 @@ def list_(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> No
 
     With --vbuckets it shows how far each vBucket may be purged.
 
-    Without --vbuckets the columns are: client, kind, number of its vBuckets, of those that it
-    builds from zero, of those in which it is what holds the purge back, changes that it has not
-    reported as stored, deletions that only it keeps and their bytes, its last report and when it
-    expires.
+    Without --vbuckets the columns are: client (its name if it has told one, else its id), kind,
+    number of its vBuckets, of those that it builds from zero, of those in which it is what holds
+    the purge back, changes that it has not reported as stored, deletions that only it keeps and
+    their bytes, its last report, when it expires, and its id if it has a name.
     """
     with node.connected() as connection:
         found = [_vbucket(*each) for each in _by_vbucket(connection)]
@@ -93,7 +95,7 @@ def _by_client(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
     for each in vbuckets:
         for row in each["rows"]:
             rows.setdefault((row["id"], row["kind"]), []).append((each, row))
-    form = "{:<36}  {:<9}  {:>8}  {:>8}  {:>6}  {:>12}  {:>10}  {:>12}  {:<20}  {}".format
+    form = "{:<36}  {:<9}  {:>8}  {:>8}  {:>6}  {:>12}  {:>10}  {:>12}  {:<20}  {:<20}  {}".format
     yield form(*_COLUMNS)
     for (name, kind), found in sorted(rows.items()):
         builds = sum(row["floor"] is not None for _, row in found)
@@ -103,7 +105,9 @@ def _by_client(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
         reported = time_text(max(row["reported_at"] for _, row in found))
         ends = [row["expires_at"] for _, row in found if row["expires_at"] is not None]
         expires = time_text(min(ends)) if ends else "never"
-        yield form(name, kind, len(found), builds, limits, behind, *pinned, reported, expires)
+        shown = found[0][1]["name"] or name
+        facts = (len(found), builds, limits, behind, *pinned, reported, expires)
+        yield form(shown, kind, *facts, name if shown != name else "").rstrip()
 
 
 def _each(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
@@ -112,7 +116,8 @@ def _each(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
     for each in vbuckets:
         limits = [each[name] for name in ("vbucket", "high_seqno", "purge_seqno", "limit")]
         for row in each["rows"] or [{}]:
-            about = [row.get(name) for name in ("id", "kind", "watermark", "floor")]
+            name = row.get("name") or row.get("id")
+            about = [name, *(row.get(what) for what in ("kind", "watermark", "floor"))]
             yield _line(*limits, *("" if cell is None else cell for cell in about)).rstrip()
 
 
@@ -120,6 +125,15 @@ def _line(*cells: object) -> str:
     number, high, purged, limit, name, kind, watermark, floor = map(str, cells)
     begin = f"{number:>7}  {high:>12}  {purged:>12}  {limit:>12}"
     return f"{begin}  {name:<24}  {kind:<9}  {watermark:>12}  {floor:>12}"
+
+
+def _told_name(meta: str) -> str | None:
+    """Return the name that people know a client by, ``None`` = it has told none."""
+    try:
+        name = json.loads(b64decode(meta))["name"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return readable(name.encode()) if isinstance(name, str) and name else None
 
 
 def _by_vbucket(connection: NodeConnection) -> Iterator[tuple[int, dict[str, str]]]:
@@ -137,6 +151,8 @@ def _vbucket(number: int, facts: dict[str, str]) -> dict[str, Any]:
         if name.startswith("row_"):
             of, _, what = name.removeprefix("row_").rpartition(":")
             rows.setdefault(of, {"id": of})[what] = _value(what, value)
+    for row in rows.values():
+        row["name"] = _told_name(row.get("meta", ""))
     return {
         "vbucket": number,
         **{name: int(facts[name]) for name in _OF_VBUCKET},
@@ -237,7 +253,7 @@ def _chosen(connection: NodeConnection, name: str, op: int) -> list[int]:
         if any(fact.startswith(begin) for fact in facts)
     ]
     if not found:
-        raise NodeError(f"no vBucket has a row {name!r}")
+        raise NodeError(f"no vBucket has a row {name!r}: say an id, as 'watermarks list' shows it")
     return found
 
 

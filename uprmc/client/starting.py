@@ -28,7 +28,7 @@ from uprmc.client.options import Options
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, StateStore
 from uprmc.connecting import own_name
-from uprmc.consume.registering import Instance, kind_number
+from uprmc.consume.registering import Instance, kind_number, name_tag
 from uprmc.protocol.watermarks import ID_MAX_BYTES
 
 #: When a run ends by itself: never, level with the nodes, or as a function says.
@@ -114,8 +114,8 @@ class Registration(NamedTuple):
         if self.register_s < 0:
             raise MisuseError(f"register_s {self.register_s}: say at least 0")
 
-    def of(self, state: StateStore) -> Instance | None:
-        """Return as what a consumer with this state is registered, ``None`` = not at all.
+    def of(self, state: StateStore, title: str) -> Instance | None:
+        """Return as what a consumer with this state and name is registered, ``None`` = not at all.
 
         Raises:
             StateError: the state cannot keep the id.
@@ -130,7 +130,9 @@ class Registration(NamedTuple):
         name = self.instance or known or os.urandom(16).hex()
         if known is not None and name != known:
             cast(Any, state).name_instance(name)
-        return Instance(name.encode(), kind, self.register_s)
+        # People know a client by an id that was given; one of ours says nothing to them.
+        tag = b"" if self.instance else name_tag(title)
+        return Instance(name.encode(), kind, self.register_s, tag)
 
 
 def opened_and_registered(
@@ -148,7 +150,7 @@ def opened_and_registered(
     registration.check()
     store, is_ours = opened_state(state, name, total_vbuckets)
     try:
-        return store, is_ours, registration.of(store)
+        return store, is_ours, registration.of(store, name)
     except BaseException:
         if is_ours:
             store.close()

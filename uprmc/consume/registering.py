@@ -28,6 +28,7 @@ reference, section 7.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
@@ -54,6 +55,10 @@ _NEVER = frozenset(
 )
 
 
+#: Letters of a name that people read.
+_NAME_MAX = 200
+
+
 class Instance(NamedTuple):
     """Who is registered.
 
@@ -68,6 +73,11 @@ class Instance(NamedTuple):
     kind: int = 0
     lifetime_s: int = 0
     meta: bytes = b""
+
+
+def name_tag(name: str) -> bytes:
+    """Return the `Instance.meta` by which people recognise a client, unlike by its id."""
+    return json.dumps({"name": name[:_NAME_MAX]}).encode()
 
 
 class Purged(NamedTuple):

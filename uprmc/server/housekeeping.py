@@ -5,13 +5,13 @@ Whatever takes long is a piece of the node's long work, so that nobody waits for
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from twisted.internet.task import LoopingCall
 
 from uprmc.engine.bucket import Bucket
-from uprmc.server.consumer_lag import INTERVAL_S, ConsumerLags
+from uprmc.server.consumer_lag import INTERVAL_S
 from uprmc.server.log import Log
 from uprmc.server.slices import InSlices, LongWork
 from uprmc.upr.hub import Hub
@@ -29,10 +29,19 @@ _log = Log("housekeeping")
 
 
 class Housekeeping:
-    """Keeps one bucket tidy from `start` to `stop`."""
+    """Keeps one bucket tidy from `start` to `stop`.
+
+    Args:
+        looks: gives the steps of what is looked at about once a second.
+    """
 
     def __init__(
-        self, reactor: Any, bucket: Bucket, hub: Hub, lags: ConsumerLags, work: LongWork
+        self,
+        reactor: Any,
+        bucket: Bucket,
+        hub: Hub,
+        looks: Callable[[], Iterator[None]],
+        work: LongWork,
     ) -> None:
         self._bucket = bucket
         self._hub = hub
@@ -45,7 +54,7 @@ class Housekeeping:
         self._purger = LoopingCall(self._purging.start)
         self._pinning = InSlices(work, bucket.pinning.steps)
         self._pinner = LoopingCall(self._pinning.start)
-        self._looking = InSlices(work, lags.steps)
+        self._looking = InSlices(work, looks)
         self._looker = LoopingCall(self._looking.start)
         self._collector = LoopingCall(work.collect_soon)
         self._calls = (

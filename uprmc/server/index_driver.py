@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import unquote
 
 from twisted.internet.defer import Deferred, inlineCallbacks, succeed
 from twisted.internet.task import deferLater
@@ -37,6 +38,10 @@ GRACE_S = 10.0
 #: How long the process of a node that was killed may still have the address.
 _LEFTOVER_S = 5.0
 _LOOK_AGAIN_S = 0.1
+
+#: What the directory of a design is called behind its name, and how many the page lists.
+_DESIGN = ".design"
+_DESIGNS_TOLD = 50
 
 _log = Log("index")
 
@@ -164,6 +169,16 @@ class IndexDriver:
             return bool(os.listdir(directory(self._settings)))
         except OSError:
             return False
+
+    @property
+    def designs(self) -> list[str]:
+        """Names of the designs that are kept, some if there are many."""
+        try:
+            found = sorted(os.listdir(directory(self._settings)))
+        except OSError:
+            return []
+        names = [unquote(each.removesuffix(_DESIGN)) for each in found if each.endswith(_DESIGN)]
+        return names[:_DESIGNS_TOLD]
 
     def _begin(self) -> None:
         self._timer = None

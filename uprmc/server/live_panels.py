@@ -14,7 +14,7 @@ from typing import Any
 
 from uprmc import __version__
 from uprmc.core.form import FORM
-from uprmc.server import stat_index, stat_node, stat_replication, stat_tap, stat_upr
+from uprmc.server import stat_health, stat_index, stat_node, stat_replication, stat_tap, stat_upr
 from uprmc.server.consumer_lag import largest
 from uprmc.server.memory_holders import holders
 from uprmc.server.observed import ObservedNode
@@ -183,6 +183,11 @@ def events(node: ObservedNode) -> list[dict[str, object]]:
     return list(islice(reversed(node.events.newest()), EVENTS_MAX))
 
 
+def health(node: ObservedNode) -> list[dict[str, object]]:
+    """Return what is wrong, the worst first."""
+    return stat_health.panel(node)
+
+
 PANELS: dict[str, Callable[[ObservedNode], Any]] = {
     "node": node,
     "operations": operations,
@@ -197,4 +202,5 @@ PANELS: dict[str, Callable[[ObservedNode], Any]] = {
     "links": links,
     "index": index,
     "events": events,
+    "health": health,
 }

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 from typing import Any
 
 from twisted.internet.defer import Deferred, inlineCallbacks
@@ -19,6 +20,7 @@ from twisted.python.threadpool import ThreadPool
 
 from uprmc import MEMCACHED_VERSION
 from uprmc.config import Settings
+from uprmc.consume.registering import name_tag
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Warmup, WarmupState
@@ -28,7 +30,7 @@ from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState, conflict_rule
 from uprmc.ports import Session
-from uprmc.server import collector
+from uprmc.server import collector, stat_health
 from uprmc.server.access import Access
 from uprmc.server.adapter import SessionFactory
 from uprmc.server.audit import Audit
@@ -40,6 +42,7 @@ from uprmc.server.disk_work import DiskWork
 from uprmc.server.endless import Endless
 from uprmc.server.event_stream import EventStream
 from uprmc.server.events import Events
+from uprmc.server.health import Health
 from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import known_hosts, listen_http
 from uprmc.server.index_driver import IndexDriver
@@ -151,9 +154,8 @@ class Node:
         self._disk_work = DiskWork(reactor, self._pool, self.bucket, settings.flush, self._work)
         self.upr.preread = self._disk_work.preread
         self.consumer_lags = ConsumerLags(self.upr, self._clock.monotonic)
-        self._housekeeping = Housekeeping(
-            reactor, self.bucket, self.upr, self.consumer_lags, self._work
-        )
+        self.health = Health()
+        self._housekeeping = Housekeeping(reactor, self.bucket, self.upr, self._looks, self._work)
         self._control = Control(
             ClusterMap(
                 self.addresses,
@@ -269,6 +271,7 @@ class Node:
                 backlog=server.listen_backlog,
                 tls=self._tls,
             )
+        self.upr.tag = name_tag(f"{gethostname()} {self._listeners['upr'].address}")
         yield self.index.listen()
 
     def _open_private(self, path: str) -> Listener:
@@ -442,6 +445,10 @@ class Node:
             self.replication.follow(place, None, demote=False, done=lambda _: None)
 
     # --- what others may ask --------------------------------------------------------------------
+
+    def _looks(self) -> Generator[None, None, None]:
+        yield from self.consumer_lags.steps()
+        stat_health.look(self)
 
     def addresses(self) -> dict[str, str]:
         """Return where each listener really listens."""

@@ -14,6 +14,7 @@ from uprmc.server.audit import Audit
 from uprmc.server.connections import Connections
 from uprmc.server.consumer_lag import ConsumerLags
 from uprmc.server.events import Events
+from uprmc.server.health import Health
 from uprmc.server.index_driver import IndexDriver
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
@@ -32,6 +33,7 @@ class ObservedNode(Protocol):
         origins: setting -> where its value comes from; those that are missing are defaults.
         events: what ``/events`` shows.
         consumer_lags: how far each consumer was behind when it was looked at last.
+        health: what is wrong.
         tap: ``None`` = TAP is not spoken here.
     """
 
@@ -46,6 +48,7 @@ class ObservedNode(Protocol):
     connections: Connections
     audit: Audit
     consumer_lags: ConsumerLags
+    health: Health
     crawler: Crawler
     warmup: Warmup
     warmup_s: float

@@ -22,4 +22,9 @@ def index(node: ObservedNode) -> StatGroup:
 def page(node: ObservedNode) -> dict[str, object]:
     """Return the same for ``/status.json``."""
     driver = node.index
-    return {**dict(index(node)), "pid": driver.pid, "restarts": driver.restarts}
+    return {
+        **dict(index(node)),
+        "pid": driver.pid,
+        "restarts": driver.restarts,
+        "designs": driver.designs,
+    }

@@ -99,6 +99,7 @@ class Hub:
         preread: who reads ahead of streams; ``None`` = they read by themselves.
         follows: whether this node dials another one to fill a vBucket, by number.
         instance: this node's name in the watermarks of its sources, empty = it registers nowhere.
+        tag: what people know it by there, see `registering.name_tag`.
         credentials: who this node logs in to its sources as, ``None`` = nobody.
         items_sent, bytes_sent: by connections that are closed.
     """
@@ -112,7 +113,7 @@ class Hub:
         self.consumers: dict[bytes, Peer] = {}
         self.preread: Preread | None = None
         self.follows: Callable[[int], bool] = _never
-        self.instance = b""
+        self.instance = self.tag = b""
         self.credentials: Credentials | None = None
         self._unregistered: set[Peer] = set()
         self.items_sent = 0

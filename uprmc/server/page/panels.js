@@ -133,7 +133,7 @@ async function choose(name) {
 
 // --- consumers: a row opens to its vBuckets -------------------------------------------------
 
-const STREAM_COLUMNS = [["vBucket", "number"], ["here"], ["stream"], ["behind", "number"],
+const STREAM_COLUMNS = [["vBucket", "number"], ["behind", "number"], ["stream"], ["here"],
   ["sent up to", "number"], ["high seqno", "number"], ["on its disk", "number"]];
 let opened = null;
 let detail = null;
@@ -148,16 +148,16 @@ function streamsPanel(section, rows) {
     const name = each.kind === "other" ? each.name : make("button", { type: "button",
       "data-consumer": each.name, "aria-expanded": String(each.name === opened) }, each.name);
     const line = make("tr", { "data-key": `row ${each.name}` });
-    for (const [cell, kind] of [[name], [each.kind], [number(each.streams), "number"],
-      [number(each.items), "number"], [bytes(each.bytes), "number"], [span(each.seconds), "number"]]) {
+    for (const [cell, kind] of [[name], [span(each.seconds), "number"], [number(each.items), "number"],
+      [bytes(each.bytes), "number"], [number(each.streams), "number"], [each.kind]]) {
       line.append(make("td", kind ? { class: kind } : {}, cell));
     }
     lines.push(line);
     if (each.name === opened) lines.push(make("tr", { "data-key": `streams ${each.name}` },
       make("td", { colspan: 6 }, make("div", { class: "detail" }, ...streamsOf()))));
   }
-  section.append(table([["consumer"], ["kind"], ["streams", "number"], ["items behind", "number"],
-    ["bytes", "number"], ["time", "number"]], lines));
+  section.append(table([["consumer"], ["behind", "number"], ["items", "number"], ["bytes", "number"],
+    ["streams", "number"], ["kind"]], lines));
   return false;
 }
 
@@ -169,8 +169,8 @@ function streamsOf() {
     ? `; shown are the ${detail.rows.length} that are furthest behind` : "";
   return [make("p", {}, `${number(detail.streams)} streams: ${states.join(", ")}; ` +
       `${number(detail.behind)} behind${shown}`),
-    table(STREAM_COLUMNS, detail.rows.map((row) => [row.vbucket, row.vbucket_state, row.state,
-      number(row.left), number(row.seqno), number(row.high_seqno),
+    table(STREAM_COLUMNS, detail.rows.map((row) => [row.vbucket, number(row.left), row.state,
+      row.vbucket_state, number(row.seqno), number(row.high_seqno),
       row.persisted ? number(row.persisted) : "–"]))];
 }
 
@@ -239,7 +239,7 @@ function linksPanel(section, rows) {
 
 function indexPanel(section, data) {
   if (["off", "idle"].includes(data.state)) return idle(section, "There are no views.");
-  section.append(facts([["views", data.views], ["process", data.state],
+  section.append(facts([["designs", data.designs.join(", ") || "none"], ["views", data.views], ["process", data.state],
     ["restarts", number(data.restarts)]]));
   if (data.error) section.append(make("p", { class: "error" }, data.error));
 }

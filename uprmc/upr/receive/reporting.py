@@ -57,7 +57,9 @@ class Reporting:
 
     def __init__(self, link: Source, interval_s: float) -> None:
         self._link: Source | None = link
-        self._rows = Registering(Instance(link.hub.instance, Kind.REPLICA), interval_s)
+        self._rows = Registering(
+            Instance(link.hub.instance, Kind.REPLICA, meta=link.hub.tag), interval_s
+        )
         self._interval_s = interval_s
         self._look_at = 0.0
         self._seen: dict[int, tuple[int, FailoverLog]] = {}

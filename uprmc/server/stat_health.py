@@ -1,0 +1,147 @@
+"""What is wrong with a node: one list for ``uprmc status``, ``stats health`` and the page at ``/``.
+
+It is made about once a second, so that each problem has the time at which it began.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from uprmc.kv.services import StatGroup
+from uprmc.model import VBucketState
+from uprmc.server.health import BAD, NOTE, WARNING, Problem
+from uprmc.server.observed import ObservedNode
+from uprmc.upr.follow.source import LineState
+
+#: Who is further behind is named.
+SLOW_S = 60.0
+
+#: So many problems are told; of more it is only said how many there are.
+_TOLD_MAX = 50
+
+
+def look(node: ObservedNode) -> None:
+    """Look what is wrong."""
+    node.health.seen(_found(node), node.bucket.clock.now())
+
+
+def rows(node: ObservedNode) -> StatGroup:
+    """Return what is wrong, and a few numbers."""
+    look(node)
+    health = node.health
+    found = [("state", health.state), ("problems", str(len(health.problems)))]
+    for number, each in enumerate(health.problems[:_TOLD_MAX]):
+        name = f"problem_{number}"
+        found += [
+            (f"{name}:how", each.how),
+            (f"{name}:what", each.what),
+            (f"{name}:since", str(int(health.since(each)))),
+            (f"{name}:do", each.do),
+        ]
+    states = Counter(one.state for one in node.bucket.vbuckets.values())
+    return [
+        *found,
+        ("items", str(node.bucket.item_count)),
+        *((f"vbuckets_{state.name.lower()}", str(states[state])) for state in VBucketState),
+        ("connections", str(node.connections.current)),
+        ("memory_used", str(node.bucket.account.used)),
+        ("memory_quota", str(node.bucket.account.quota)),
+        ("uptime_s", str(int(node.uptime_s()))),
+    ]
+
+
+def panel(node: ObservedNode) -> list[dict[str, object]]:
+    """Return what the page shows."""
+    look(node)
+    return [
+        {
+            "how": each.how,
+            "what": each.what,
+            "do": each.do,
+            "panel": each.panel,
+            "since": int(node.health.since(each)),
+        }
+        for each in node.health.problems[:_TOLD_MAX]
+    ]
+
+
+def _found(node: ObservedNode) -> Iterator[Problem]:
+    if not node.bucket.traffic:
+        what = "It warms up, or traffic is switched off, and serves nobody yet."
+        yield Problem(BAD, what, "wait; 'uprmc stats warmup' shows how far it is", "node")
+    if node.connections.current >= node.connections.limit:
+        do = "close some ('uprmc stats conns'), or raise server.max_connections"
+        yield Problem(BAD, "No more connections are let in.", do, "node", "connections")
+    if node.index.error:
+        what = f"The index does not run: {node.index.error}"
+        yield Problem(BAD, what, "see 'uprmc stats index'", "index")
+    yield from _of_storage(node)
+    yield from _of_vbuckets(node)
+    yield from _of_others(node)
+
+
+def _of_storage(node: ObservedNode) -> Iterator[Problem]:
+    account, now = node.bucket.account, node.bucket.clock.monotonic()
+    why, room = "see 'uprmc stats memory --why'", "make room where the data directory is"
+    if account.disk_reason:
+        what = f"The disk refuses commits: {account.disk_reason}"
+        yield Problem(BAD, what, f"{room}, or see the log", "queue")
+    if node.health.has_grown("disk", account.refused_disk, now):
+        yield Problem(BAD, "Writes were refused for lack of disk.", room, "queue", "refused")
+    if node.health.has_grown("memory", account.refused_memory, now):
+        yield Problem(BAD, "Writes were refused for lack of memory.", why, "memory")
+    if account.used > account.high_mark:
+        yield Problem(WARNING, "Memory is full: values are evicted.", why, "memory")
+    if node.bucket.flusher.paused:
+        what = "Persistence is stopped: what is written now is in memory only."
+        yield Problem(WARNING, what, "start it again (START_PERSISTENCE)", "queue")
+
+
+def _of_vbuckets(node: ObservedNode) -> Iterator[Problem]:
+    vbuckets = node.bucket.vbuckets.values()
+    pending = sum(one.state is VBucketState.PENDING for one in vbuckets)
+    dead = [one for one in vbuckets if one.state is VBucketState.DEAD]
+    deposed = sum(one.known_term > one.term for one in dead)
+    if deposed:
+        what = f"{_vbuckets(deposed)} dead: another node was promoted instead."
+        do = "follow that one: 'uprmc replicate --source HOST:PORT --demote'"
+        yield Problem(WARNING, what, do, "vbuckets", "deposed")
+    if pending:
+        what = f"{_vbuckets(pending)} waiting to become active."
+        do = "'uprmc vbucket set N active', or follow the node that is"
+        yield Problem(WARNING, what, do, "vbuckets", "pending")
+    if len(dead) > deposed:
+        what = f"{_vbuckets(len(dead) - deposed)} dead here."
+        yield Problem(NOTE, what, "'uprmc vbucket rm N' removes them", "vbuckets", "dead")
+
+
+def _of_others(node: ObservedNode) -> Iterator[Problem]:
+    see = "see 'uprmc stats replication'"
+    for source in node.replication.sources.values():
+        if source.state is not LineState.OPEN or source.last_error:
+            why = source.last_error or source.state.value
+            what = f"The node at {source.place} is not followed: {why}"
+            yield Problem(BAD, what, see, "replication", source.place)
+        elif source.lag_s > SLOW_S:
+            what = f"This node is {source.lag_s:.0f} s behind {source.place}."
+            yield Problem(WARNING, what, see, "replication", source.place)
+    for link in node.links.by_name.values():
+        name = link.spec.name
+        see = f"see 'uprmc xdcr status {name}'"
+        if link.error:
+            what = f"The link {name} has stopped: {link.error}"
+            yield Problem(BAD, what, see, "links", name)
+        elif link.progress.lag_seconds > SLOW_S:
+            what = f"The link {name} is {link.progress.lag_seconds:.0f} s behind."
+            yield Problem(WARNING, what, see, "links", name)
+    slow = [each for each in node.consumer_lags.found if each.seconds > SLOW_S]
+    if slow:
+        worst = max(slow, key=lambda each: each.seconds)
+        who = "A consumer is" if len(slow) == 1 else f"{len(slow):,} consumers are"
+        what = f"{who} more than a minute behind, {worst.name} by {worst.seconds:.0f} s."
+        yield Problem(WARNING, what, "see 'uprmc stats consumers'", "streams")
+
+
+def _vbuckets(count: int) -> str:
+    return "1 vBucket is" if count == 1 else f"{count:,} vBuckets are"
