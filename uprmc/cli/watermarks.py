@@ -70,7 +70,7 @@ def list_(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> No
 
     With --vbuckets it shows how far each vBucket may be purged.
 
-    Without --vbuckets the columns are: client (its name if it has told one, else its id), kind,
+    Without --vbuckets the columns are: client (its name if it has one, else its id), kind,
     number of its vBuckets, of those that it builds from zero, of those in which it is what holds
     the purge back, changes that it has not reported as stored, deletions that only it keeps and
     their bytes, its last report, when it expires, and its id if it has a name.
