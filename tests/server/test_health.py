@@ -65,7 +65,7 @@ def _set(path: str, value: object) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     ("change", "state", "what"),
     [
-        (_set("bucket.traffic", False), "failing", "serves nobody yet"),
+        (_set("bucket.traffic", False), "failing", "serves no clients yet"),
         (_set("connections.current", 5), "failing", "No more connections"),
         (_set("index.error", "killed"), "failing", "index does not run: killed"),
         (_set("bucket.account.disk_reason", "full"), "failing", "refuses commits: full"),

@@ -68,7 +68,7 @@ def panel(node: ObservedNode) -> list[dict[str, object]]:
 
 def _found(node: ObservedNode) -> Iterator[Problem]:
     if not node.bucket.traffic:
-        what = "It warms up, or traffic is switched off, and serves nobody yet."
+        what = "It warms up, or traffic is switched off, and serves no clients yet."
         yield Problem(BAD, what, "wait; 'uprmc stats warmup' shows how far it is", "node")
     if node.connections.current >= node.connections.limit:
         do = "close some ('uprmc stats conns'), or raise server.max_connections"
