@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -17,11 +18,12 @@ from tests.index.memory_tree import MemoryTree, entries
 from tests.index.web import Reply, Web
 from tests.server.support import PEER
 from uprmc.index.errors import Refused, RolledBack, version_lost
-from uprmc.index.http import REQUEST_S
+from uprmc.index.http import REQUEST_S, role_of_views
 from uprmc.index.http_request import COMMAND_MAX_BYTES
 from uprmc.index.model import Stale, Token
 from uprmc.index.option_values import OPTIONS
 from uprmc.index.paths import NAME_MAX_BYTES, design_path
+from uprmc.login.users import Role
 
 MAP = {"emit": [{"key": "$.city", "value": 1}]}
 DESIGN = {"views": {"by_city": {"map": MAP}, "counted": {"map": MAP, "reduce": "_count"}}}
@@ -611,3 +613,42 @@ def test_several_requests_share_a_connection(web: Web) -> None:
     channel.dataReceived(request * 3)
     web.pool.work()
     assert channel.transport.value().count(b"HTTP/1.1 200") == 3
+
+
+READ, MANAGE, MONITOR = Role.READ, Role.MANAGE, Role.MONITOR
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "role"),
+    [
+        ("OPTIONS", "/default/_design/d", None),
+        ("GET", "/", MONITOR),
+        ("HEAD", "/", MONITOR),
+        ("GET", "/metrics", MONITOR),
+        ("GET", "/metrics/?x=1", MONITOR),
+        ("GET", "/%6detrics", MONITOR),
+        ("GET", "http://host/%6Detrics", MONITOR),
+        ("GET", "/default/_design/d/_view/v", READ),
+        ("POST", "/default/_design/d/_view/v", READ),
+        ("POST", "/default/_design/d/%5fview/v?limit=1", READ),
+        ("GET", "/default/_design", READ),
+        ("GET", "/default/_design/d/_info", READ),
+        ("PUT", "/default/_design/d", MANAGE),
+        ("PUT", "/default/_design/d/_view/v", MANAGE),
+        ("DELETE", "/default/_design/d", MANAGE),
+        ("DELETE", "/default/_design/_view/", MANAGE),
+        ("POST", "/default/_design/d/_compact", MANAGE),
+        ("POST", "/default/_design/_view/_compact", MANAGE),
+        ("POST", "/default/_design/_view/_view/_undo", READ),
+        ("POST", "/default/_design/d/_set_states?x=/_view/", MANAGE),
+        ("POST", "/default/_design/d%2F_view%2Fv/_undo", MANAGE),
+        ("POST", "/default/_design/%ff/_view/v", MANAGE),
+        ("GET", "/%ff", READ),
+        ("MOVE", "/", MANAGE),
+    ],
+)
+def test_each_request_needs_the_role_of_what_serves_it(
+    method: str, path: str, role: Role | None
+) -> None:
+    request: Any = SimpleNamespace(method=method.encode(), uri=path.encode())
+    assert role_of_views(request) == role

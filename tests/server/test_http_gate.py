@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from twisted.internet.address import IPv4Address
@@ -21,7 +20,7 @@ from uprmc.login.users_file import write_users
 from uprmc.server import access, http_gate
 from uprmc.server.access import REMEMBERED_MAX, Access
 from uprmc.server.audit import Audit
-from uprmc.server.http_gate import gate, role_of_page, role_of_views
+from uprmc.server.http_gate import gate, role_of_page
 from uprmc.web import LimitedSite
 
 HERE = IPv4Address("TCP", "127.0.0.1", 4711)
@@ -222,20 +221,16 @@ def test_a_page_that_fails_behind_the_gate_is_a_500(web: Web, caplog) -> None:
     assert web.get("/broken", "ann:pencil").code == 500
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "role"),
-    [
-        ("OPTIONS", "/default/_design/d", None),
-        ("GET", "/", Role.MONITOR),
-        ("GET", "/metrics", Role.MONITOR),
-        ("GET", "/default/_design/d/_view/v", Role.READ),
-        ("POST", "/default/_design/d/_view/v", Role.READ),
-        ("GET", "/default/_design", Role.READ),
-        ("PUT", "/default/_design/d", Role.MANAGE),
-        ("DELETE", "/default/_design/d", Role.MANAGE),
-        ("POST", "/default/_design/d/_compact", Role.MANAGE),
-    ],
-)
-def test_an_index_needs_these_roles(method: str, path: str, role: Role | None) -> None:
-    request = SimpleNamespace(method=method.encode(), path=path.encode())
-    assert role_of_views(request) == role
+def test_changes_and_requests_without_a_login_are_noted(web: Web) -> None:
+    gate(web.site, web.access, "views", lambda request: Role.MANAGE)
+    web.site.resource._root = Inner()
+    web.users(bob={Role.READ}, cat={Role.MANAGE})
+    web.access.reload(web.file)
+    for login in (None, "bob:pencil", "cat:pencil"):
+        web.get("/default/_design/d?x=1", login, "DELETE")
+    action = "DELETE /default/_design/d"
+    assert [each for each in web.noted() if each[1] != "login"] == [
+        ("", action, "refused"),
+        ("bob", action, "refused"),
+        ("cat", action, "allowed"),
+    ]

@@ -28,7 +28,7 @@ from uprmc.config import Settings
 from uprmc.engine.stats import Stats
 from uprmc.errors import ConfigError
 from uprmc.index.design_folder import InUse
-from uprmc.index.http import views_site
+from uprmc.index.http import role_of_views, views_site
 from uprmc.index.node_client import NodeClient
 from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
@@ -41,7 +41,7 @@ from uprmc.server.connections import share_of_files
 from uprmc.server.dialer import dialling_as, trust_root
 from uprmc.server.events import Events
 from uprmc.server.http import known_hosts
-from uprmc.server.http_gate import gate, role_of_views
+from uprmc.server.http_gate import gate
 from uprmc.server.index_events import EventsToNode
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging

@@ -23,11 +23,12 @@ from twisted.web.server import NOT_DONE_YET, Request
 from uprmc.config import IndexSettings
 from uprmc.index.answering import UNSENT_MAX_BYTES
 from uprmc.index.errors import Damaged, Refused
-from uprmc.index.http_request import http_request
+from uprmc.index.http_request import http_request, path_parts
 from uprmc.index.interfaces import Service
 from uprmc.index.pages import Pages, Reply, json_reply
 from uprmc.index.scatter import Scatter
 from uprmc.index.view_page import traceback_of
+from uprmc.login.users import Role
 from uprmc.web import KnownHosts, LimitedChannel, LimitedSite
 
 #: A request comes in completely in this time, and a connection may idle for it.
@@ -36,6 +37,21 @@ REQUEST_S = 60.0
 _WRONG_LISTENER = b"This is the HTTP listener for views of the index."
 
 _LOG = logging.getLogger("uprmc.index")
+
+
+def role_of_views(request: Request) -> Role | None:
+    """Return the role that a request needs, by the same reading of its path as serves it."""
+    if request.method == b"OPTIONS":
+        return None  # browsers ask without a login what they may ask
+    is_read = request.method in (b"GET", b"HEAD")
+    try:
+        path = path_parts(request)
+    except Refused:
+        path = ()  # it is refused to whoever may come in
+    if is_read:
+        return Role.MONITOR if path in (("",), ("metrics",)) else Role.READ
+    is_query = request.method == b"POST" and path[1::2] == ("_design", "_view") and len(path) == 5
+    return Role.READ if is_query else Role.MANAGE
 
 
 class _Root(Resource):

@@ -37,15 +37,23 @@ class HttpRequest(NamedTuple):
 
 def http_request(request: Request) -> HttpRequest:
     """Take a request apart; raise `Refused`."""
-    path, _, query = request.uri.partition(b"?")
+    query = request.uri.partition(b"?")[2]
     content = cast(Any, request.content)
     return HttpRequest(
-        request.method.decode("ascii", "replace"), _parts(path), _options(query), content.read()
+        request.method.decode("ascii", "replace"),
+        path_parts(request),
+        _options(query),
+        content.read(),
     )
 
 
-def _parts(path: bytes) -> tuple[str, ...]:
-    """Return the parts between slashes; a slash that is encoded is no separator."""
+def path_parts(request: Request) -> tuple[str, ...]:
+    """Return the parts between slashes, decoded; a slash that is encoded is no separator.
+
+    Raises:
+        Refused: they are not UTF-8.
+    """
+    path = request.uri.partition(b"?")[0]
     if path.lower().startswith(b"http://"):
         path = path[7:]
     parts = path.split(b"/")[1:]

@@ -56,17 +56,6 @@ def role_of_page(request: Request) -> Role | None:
     return Role.STREAM if request.path in _DOCUMENTS else Role.MONITOR
 
 
-def role_of_views(request: Request) -> Role | None:
-    """Return the role that a request to an index needs."""
-    method, path = request.method, request.path
-    if method == b"OPTIONS":
-        return None  # browsers ask without a login what they may ask
-    if path in (b"/", b"/metrics"):
-        return Role.MONITOR
-    asks = method in (b"GET", b"HEAD") or (method == b"POST" and b"/_view/" in path)
-    return Role.READ if asks else Role.MANAGE
-
-
 class Gated(Resource):
     """Lets requests through to a resource.
 
@@ -103,6 +92,7 @@ class Gated(Resource):
             return self._refuse_in_clear(request, peer)
         given = _given(request)
         if given is None:
+            self._note(request, "", _action(request), "refused")
             return _refusal(request, http.UNAUTHORIZED, "log in with the name of a user")
         credentials = given
         gone: list[Failure] = []
@@ -159,10 +149,11 @@ class Gated(Resource):
         try:
             if user is None or role not in user.roles:
                 self._access.stats.auth_denied += 1
-                action = f"{request.method.decode('latin-1')} {request.path.decode('latin-1')}"
-                self._note(request, name, action[:_ACTION_MAX], "refused")
+                self._note(request, name, _action(request), "refused")
                 answer = _refusal(request, http.FORBIDDEN, f"this page needs the role {role}")
             else:
+                if role is Role.MANAGE:
+                    self._note(request, name, _action(request), "allowed")
                 self._open[request] = user
                 cast(LimitedChannel, request.channel).works(True)
                 request.notifyFinish().addBoth(lambda _: self._open.pop(request, None))
@@ -201,6 +192,12 @@ class Gated(Resource):
     def _note(self, request: Request, name: str, action: str, outcome: str) -> None:
         peer = peer_text(request.getClientAddress())
         self._access.audit.note(peer, self._listener, name, action, outcome)
+
+
+def _action(request: Request) -> str:
+    """Return what a request wants, for the audit log."""
+    text = f"{request.method.decode('latin-1')} {request.path.decode('latin-1')}"
+    return text[:_ACTION_MAX]
 
 
 def _given(request: Request) -> Credentials | None:
