@@ -46,7 +46,7 @@ def leased(server: ServerProcess, lease_id: int) -> list[tuple[bytes, int, bytes
     """Return key, seqno and value of all that somebody else's lease holds."""
     lease = Lease.__new__(Lease)  # the class itself would acquire one of its own
     lease._place, lease._tls, lease._credentials = str(server.upr), None, None
-    lease._timeout_s = 30.0
+    lease._timeout_s = lease.lifetime_s = 30.0
     lease.id = lease_id
     with KvClient(str(server.upr)) as kv:
         numbers = range(kv.vbuckets)

@@ -130,7 +130,7 @@ def test_csv_is_read_as_its_options_say(
         (("x.jsonl", "--password-env", "X"), 2, "needs username"),
         (("none.jsonl",), 2, "UPRMC_FILE no file at"),
         (("y.csv", "--key", "idd"), 2, "did you mean id?"),
-        (("x.jsonl", "--node", "nowhere"), 2, "HOST:PORT"),
+        (("x.jsonl", "--node", "nowhere:x"), 2, "HOST:PORT"),
     ],
 )
 def test_a_wrong_option_is_one_line_with_its_code_word_and_exit_code_2(

@@ -7,6 +7,7 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,18 @@ def test_flags_and_time_to_live_come_from_columns_or_are_the_same_for_all(
     assert (found[b"ttl:1"].flags, found[b"ttl:2"].flags) == (7, 9)
     near, far = found[b"ttl:1"].expiry, found[b"ttl:2"].expiry
     assert far - near == pytest.approx(100_000_000 - 1_000, abs=60)
+
+
+def test_a_decimal_column_is_numbers_in_every_row(node: ServerProcess, tmp_path: Path) -> None:
+    numbers = ["0.10", "1.25", "12345678901234567890.12", "0.30"]
+    column = pa.array([Decimal(each) for each in numbers], pa.decimal128(38, 2))
+    table = pa.table({"id": [f"dec:{n}" for n in range(4)], "n": column})
+    pq.write_table(table, tmp_path / "x.parquet")
+    into(node, str(tmp_path / "x.parquet"), rules=RowRules("id", "json"))
+    found = of(node, "dec:")
+    assert [found[b"dec:%d" % n] for n in range(4)] == [
+        b'{"n":%s}' % each.encode() for each in numbers
+    ]
 
 
 def test_insert_leaves_what_is_there_and_delete_removes_it(

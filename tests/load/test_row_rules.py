@@ -91,7 +91,20 @@ def test_a_value_that_is_no_text_has_one(value: Any, text: bytes) -> None:
 
 def test_decimals_in_json_are_numbers_unless_that_would_change_them() -> None:
     long = Decimal("1.234567890123456789012")
-    assert to_json({"a": Decimal("1.5"), "b": long}) == b'{"a":1.5,"b":"1.234567890123456789012"}'
+    assert to_json({"a": Decimal("1.50"), "b": long}) == b'{"a":1.50,"b":1.234567890123456789012}'
+    assert to_json([Decimal("-0.0"), {"c": [Decimal("1E+3")]}]) == b'[-0.0,{"c":[1E+3]}]'
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_decimal_that_is_no_number_of_json_is_a_bad_value(number: str) -> None:
+    with pytest.raises(ValueError, match="is no number of JSON"):
+        to_json({"a": Decimal(number)})
+
+
+@pytest.mark.parametrize("text", ["\ud8000\ud800", "\ud8005\ud800", "\ud800"])
+def test_half_a_character_beside_a_decimal_is_a_bad_value(text: str) -> None:
+    with pytest.raises(ValueError, match=r"UTF-16|surrogates"):
+        to_json({"a": Decimal(1), "b": text})
 
 
 @pytest.mark.parametrize(

@@ -238,6 +238,49 @@ def test_json_documents_become_columns(spark: SparkSession, tmp_path: Path) -> N
         assert set(found) == {"a", "b", "c"}
 
 
+ODD = {
+    b"a": b'{"a": 1, "A": "twin", "b.c": 2, "x`y": 3, "_corrupt_record": "mine", "n": {"z.z": 4}}',
+    b"b": b'{"a": "a text"}',
+    b"c": b"{}",
+    **{
+        b"no-%d" % n: value
+        for n, value in enumerate(
+            (b"[1]", b"5", b'"x"', b"null", b"", b'{"a":', b'[{"a": 1}]', b"\xff")
+        )
+    },
+}
+
+
+def test_field_names_are_literal_and_what_is_no_object_is_null(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with start_uprmc(tmp_path / "data", "--vbuckets", "4") as server:
+        place = str(server.upr)
+        here.put(server, ODD)
+        names = uprmc.spark.infer_schema(spark, place, vbuckets="0-3").fieldNames()
+        assert sorted(names) == ["A", "_corrupt_record", "a", "b.c", "n", "x`y"]
+        found = {row["key"]: row["doc"] for row in uprmc.spark.read_json(spark, place).collect()}
+        assert found["a"].asDict(True) == {
+            "A": "twin",
+            "_corrupt_record": "mine",
+            "a": "1",
+            "b.c": 2,
+            "x`y": 3,
+            "n": {"z.z": 4},
+        }
+        assert found["b"]["a"] == "a text"
+        assert found["c"].asDict() == dict.fromkeys(names)
+        assert {key: doc for key, doc in found.items() if key.startswith("no-")} == {
+            f"no-{n}": None for n in range(8)
+        }
+        numbers = uprmc.spark.read_json(spark, place, "a int, _corrupt_record string")
+        other = {row["key"]: row["doc"] for row in numbers.collect()}
+        assert (other["b"]["a"], other["b"]["_corrupt_record"]) == (None, '{"a": "a text"}')
+        assert other["no-0"]["_corrupt_record"] == "[1]"
+        strict = uprmc.spark.read_json(spark, place, "a string", mode="FAILFAST")
+        assert "MALFORMED_RECORD" in refusal(strict.collect)
+
+
 # --- filters --------------------------------------------------------------------------------------
 
 

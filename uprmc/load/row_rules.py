@@ -4,8 +4,9 @@ A key, and a value too, is a column or a template such as ``user:{id}``; ``{{`` 
 braces. A value may also be the JSON document of the row's other columns. Nothing is made up: a row
 that lacks a column, or has NULL where a key needs text, is a `BadLine`.
 
-Note: numbers of JSON keep their value but not their spelling (``1.50`` becomes ``1.5``),
-unless the document is a whole line (``json:all`` of JSON lines), which is kept byte by byte.
+Note: numbers of JSON keep their value but, apart from decimals, not their spelling (``1.50``
+becomes ``1.5``), unless the document is a whole line (``json:all`` of JSON lines), which is kept
+byte by byte.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ BATCH_BYTES = 4 * 1024 * 1024
 
 _U32_MAX = 0xFFFF_FFFF
 _JSON_NUMBER = re.compile(r"-?(0|[1-9][0-9]{0,300})(\.[0-9]{1,300})?([eE][+-]?[0-9]{1,3})?\Z")
+#: Where a decimal goes in a text of JSON: no document has this half of a character, because it has
+#: no UTF-8.
+_MARK = "\ud800"
+_MARKED = re.compile(f'"{_MARK}([0-9]{{1,9}}){_MARK}"')
 _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
@@ -361,19 +366,38 @@ def as_bytes(value: Any) -> bytes | None:
 
 
 def to_json(document: Any) -> bytes:
-    """Return a JSON text without spaces; raises `ValueError` for what JSON does not have."""
+    """Return a JSON text without spaces; raises `ValueError` for what JSON does not have.
+
+    A decimal is a number with all its digits, in each row: whether a column has numbers may not
+    depend on how well a value fits a float.
+    """
+    decimals: list[str] = []
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, Decimal):
+            decimals.append(_number_text(value))
+            return f"{_MARK}{len(decimals) - 1}{_MARK}"
+        return _plain(value)
+
     text = json.dumps(
-        document, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
+        document, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain
     )
+    if decimals:
+        if len(_MARKED.findall(text)) != len(decimals):
+            raise BadValue("a text has half a character of UTF-16")
+        text = _MARKED.sub(lambda match: decimals[int(match[1])], text)
     return text.encode()
+
+
+def _number_text(value: Decimal) -> str:
+    if not value.is_finite():
+        raise BadValue(f"{value} is no number of JSON")
+    return str(value)
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, (date, time)):
         return value.isoformat()
-    if isinstance(value, Decimal):
-        near = float(value)
-        return near if math.isfinite(near) and Decimal(repr(near)) == value else str(value)
     if isinstance(value, timedelta):
         return str(value)
     if isinstance(value, bytes):

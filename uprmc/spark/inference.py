@@ -1,7 +1,9 @@
 """JSON documents as columns: their schema found by a sample, or given; decoded by Spark itself.
 
 The source gives values as bytes: Spark's own ``from_json`` is faster than anything that could run
-in a Python worker, and treats what is no JSON in the ways that its users know.
+in a Python worker, and treats fields of another type in the ways that its users know. A value that
+is no JSON object at all it makes a struct of NULLs, which nobody can tell from ``{}``: here it is
+NULL. Names of fields are literal: never taken for an expression, and with their case.
 
 Source: reference spark, section 4.
 """
@@ -16,7 +18,11 @@ from uprmc.spark.api import Servers, read
 #: Documents that a schema is found by, unless a number is given.
 SAMPLE_SIZE = 1000
 
+#: Where Spark puts what it cannot read, if a schema has such a field.
 _CORRUPT = "_corrupt_record"
+
+#: Instead of it where the schema was found: documents may have a field with Spark's name.
+_OWN_CORRUPT = "_uprmc_no_json_object"
 
 
 def infer_schema(
@@ -38,11 +44,12 @@ def infer_schema(
     """
     if sample_size < 1:
         raise BadOption(f"sampleSize: {sample_size} is not 1 or more")
-    found = spark.read.json(_texts(_sample(spark, servers, sample_size, options)))
-    names = [name for name in found.schema.fieldNames() if name != _CORRUPT]
-    if not names:
+    texts = _texts(_sample(spark, servers, sample_size, options))
+    found = spark.read.option("columnNameOfCorruptRecord", _OWN_CORRUPT).json(texts).schema
+    fields = [field for field in found.fields if field.name != _OWN_CORRUPT]
+    if not fields:
         raise BadSchema("no document of the sample is a JSON object: give a schema")
-    return found.select(*names).schema
+    return type(found)(fields)
 
 
 def read_json(
@@ -64,13 +71,16 @@ def read_json(
         schema: of the documents, as Spark takes schemas; ``None`` = found by `infer_schema`. With a
             field ``_corrupt_record STRING`` it gets what is no such JSON.
         sample_size: see `infer_schema`.
-        mode: of ``from_json``: PERMISSIVE (a document that is no such JSON is NULL) or FAILFAST.
+        mode: of ``from_json``: PERMISSIVE (what is no JSON object is NULL, or in
+            ``_corrupt_record``; a field of another type is NULL) or FAILFAST.
         **options: as `api.read`; ``mode`` for keys is given as ``key_mode``.
     """
     from pyspark.sql import functions
 
     key_mode = options.pop("key_mode", None)
+    how = {"mode": mode}
     if schema is None:
+        how["columnNameOfCorruptRecord"] = _OWN_CORRUPT
         schema = infer_schema(spark, servers, sample_size=sample_size, **options)
     wanted = _names(options.pop("columns", None))
     rows = read(
@@ -80,7 +90,13 @@ def read_json(
         mode=key_mode,
         **options,
     )
-    decoded = functions.from_json(rows["value"].cast("string"), schema, {"mode": mode})
+    text = rows["value"].cast("string")
+    decoded = functions.from_json(text, schema, how)
+    fields = getattr(rows.select(decoded.alias("doc")).schema["doc"].dataType, "names", None)
+    usual = spark.conf.get("spark.sql.columnNameOfCorruptRecord", _CORRUPT)
+    tells = how.get("columnNameOfCorruptRecord", usual)
+    if mode.upper() == "PERMISSIVE" and fields is not None and tells not in fields:
+        decoded = functions.when(functions.json_object_keys(text).isNotNull(), decoded)
     documents = rows.where(rows["_op"] == "set")
     return documents.select(*wanted, decoded.alias("doc"))
 
