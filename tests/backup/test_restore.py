@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +32,7 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadFile, BadOption, SparkError
 from uprmc.columnar.report import TaskReport
 from uprmc.columnar.write_options import WriteOptions
+from uprmc.errors import InvalidArguments
 from uprmc.jobs.engines import LocalEngine
 from uprmc.jobs.progress import Step
 
@@ -395,3 +397,19 @@ def test_an_unreachable_target_is_told(made: Path) -> None:
     nobody = Access(("127.0.0.1:1",), retries=0)
     with pytest.raises(SparkError, match="UPRMC_UNREACHABLE"):
         restore(made, nobody, engine=HERE)
+
+
+def test_what_a_node_with_a_wrong_clock_has_written_is_restored(
+    target: ServerProcess, tmp_path: Path
+) -> None:
+    """Its CAS is 30 days ahead of every clock, which a node refuses from others."""
+    cas = (int(time.time()) + 30 * 24 * 3_600) * 1_000_000_000
+    with KvClient(str(target.upr)) as kv:
+        kv.set_with_meta(b"ahead", b"v", Meta(0, 0, 1, cas), force=True)
+        with pytest.raises(InvalidArguments):
+            kv.set_with_meta(b"refused", b"v", Meta(0, 0, 1, cas))
+    before = states(target)
+    backup(access_to(target), tmp_path / "b", engine=HERE)
+    flush(target)
+    assert again(tmp_path / "b", target).complete
+    assert states(target) == before

@@ -10,8 +10,9 @@ import pytest
 from tests.contents import queued as queued_in
 from tests.contents import table_of
 from tests.engine.support import BEGINNING, Node, settings_of
+from uprmc.engine.cas_clock import AHEAD_MAX_S
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.with_meta import CAS_AHEAD_MAX_S, REV_MAX, Demand, accept_version
+from uprmc.engine.with_meta import REV_MAX, Demand, accept_version
 from uprmc.errors import (
     InvalidArguments,
     KeyExists,
@@ -290,7 +291,7 @@ def test_a_cas_that_no_version_can_have_is_refused(node: Node, cas: int) -> None
 
 
 def test_a_cas_from_the_far_future_is_refused(node: Node) -> None:
-    limit = int(BEGINNING + CAS_AHEAD_MAX_S) * 1_000_000_000
+    limit = int(BEGINNING + AHEAD_MAX_S) * 1_000_000_000
     before = node.bucket.account.last_cas
     with pytest.raises(InvalidArguments):
         accept(node, version(1, limit + 1))

@@ -54,6 +54,8 @@ from uprmc.protocol.opcodes import DO_NOT_CREATE, KEY_MAX_BYTES, Opcode
 
 __all__ = ["Document", "KvClient", "Meta", "OutcomeUnknown", "SomeFailed", "Stored"]
 
+_FORCED = WithMetaOption.SKIP_CONFLICT_RESOLUTION | WithMetaOption.FORCE_ACCEPT
+
 _CAS_LIMIT = 2**64
 _DATATYPE_LIMIT = 2**8
 _META_VERSION = 2
@@ -276,13 +278,14 @@ class KvClient:
             value: its body.
             meta: its metadata.
             cas: if not 0, the CAS that the present version must have.
-            force: do not resolve conflicts: it wins whatever is there.
+            force: do not resolve conflicts: it wins whatever is there, also with a CAS that the
+                clock of its node gave out by mistake.
 
         Raises:
             KeyExists: the version that is there wins.
             OutcomeUnknown: it was sent and not answered.
         """
-        extras = meta_extras(meta, WithMetaOption.SKIP_CONFLICT_RESOLUTION if force else 0)
+        extras = meta_extras(meta, _FORCED if force else 0)
         request = self._request(Opcode.SET_WITH_META, key, extras, value, cas, meta.datatype)
         return self._one(request, read_stored, changes=True)
 
@@ -298,7 +301,7 @@ class KvClient:
             force: do not resolve conflicts.
             expired: it was no deletion: the document expired.
         """
-        options = WithMetaOption.SKIP_CONFLICT_RESOLUTION if force else 0
+        options = _FORCED if force else 0
         options |= WithMetaOption.IS_EXPIRATION if expired else 0
         request = self._request(Opcode.DEL_WITH_META, key, meta_extras(meta, options), cas=cas)
         return self._one(request, read_stored, changes=True)

@@ -9,6 +9,7 @@ Source: reference memcached, sections 2.1, 2.3 and 4.1; reference UPR, section 6
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from zlib import crc32
@@ -43,6 +44,10 @@ _STORES = {"insert": Opcode.ADDQ, "replace": Opcode.REPLACEQ}
 _NMETA_EXTRAS = frozenset(
     record.itemsize - HEADER_BYTES for record in (WITH_META_NMETA, WITH_META_OPTIONS_NMETA)
 )
+
+
+#: A node refuses a CAS that is a day ahead of its clock, which may differ from ours.
+_FAR_AHEAD_S = 12 * 3_600
 
 
 @dataclass
@@ -185,6 +190,7 @@ class _Packing:
         options = WithMetaOption.SKIP_CONFLICT_RESOLUTION if self._options.force else 0
         if mode == "append-meta":
             options |= WithMetaOption.IS_EXPIRATION if kind == EXPIRE else 0
+            options |= WithMetaOption.FORCE_ACCEPT if _are_far_ahead(fields, rows) else 0
             layout = WITH_META_OPTIONS if options else WITH_META
             if self._metas.data:
                 layout = WITH_META_OPTIONS_NMETA if options else WITH_META_NMETA
@@ -219,6 +225,15 @@ class _Packing:
             return frames
         metas = _slices(self._metas, rows)
         return [frame + meta for frame, meta in zip(frames, metas, strict=True)]
+
+
+def _are_far_ahead(fields: dict[str, Array], rows: Array) -> bool:
+    """Tell whether a node might refuse a CAS among these, because its clock is far behind it.
+
+    A node whose clock was wrong has given it out. The request asks to accept it nevertheless.
+    """
+    limit = int((time.time() + _FAR_AHEAD_S) * 1_000_000_000)
+    return bool((fields["document_cas"][rows] > limit).any())
 
 
 def _cut(heads: Array) -> list[bytes]:

@@ -389,7 +389,9 @@ class Bucket:
 
     def tick(self) -> None:
         """Do whatever is due; call it a few times a second."""
-        self.account.tell_time(self.clock.now())
+        now = self.clock.now()
+        self.account.timeline.look(now, self.clock.monotonic())
+        self.account.tell_time(now)
         self.watermarks.tell_events()
         if self._flush_at is not None and self._flush_at <= self.clock.now():
             self._flush_at = None

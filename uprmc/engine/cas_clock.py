@@ -10,14 +10,38 @@ lost version could overwrite another one. So the next values **jump** far ahead 
 every known CAS, by more than any lag of a disk or a replica. The exact distance is random, because
 a jump may be lost too and then be repeated. A node that is already hours ahead counts by ones and
 jumps less: a node that crashes in a loop must not run away from its peers, which refuse a CAS that
-is a day ahead (`with_meta.CAS_AHEAD_MAX_S`).
+is a day ahead (`AHEAD_MAX_S`).
+
+Note: a wall clock that is wrong for a while must not move the counter for good, because peers would
+refuse all later versions. So the clock is not believed when it leaps ahead of the time that has
+passed (`Timeline`), no CAS that peers would refuse raises the counter, and a counter that is so far
+ahead returns to the clock. A document that got such a CAS keeps it until it is changed. Where the
+CAS decides conflicts (`timestamp`), it must rise with each change, so there the counter only counts
+on: time catches up with it.
 
 Source: contracts of the systems to come, section 3.
 """
 
 from __future__ import annotations
 
+from math import inf
+
 _NANOS = 1_000_000_000
+
+#: How far a peer's CAS may be ahead of Unix time in nanoseconds, which is what present servers use.
+#: It travels to everything that we replicate to, so a wrong clock would take all others along.
+AHEAD_MAX_S = 24 * 3_600
+
+#: A CAS that is further ahead does not raise the counter: everything that is accepted from a peer
+#: does.
+COUNTED_AHEAD = (AHEAD_MAX_S + 60) * _NANOS
+
+#: A counter that is further ahead returns to the clock; an hour less, because clocks differ.
+RETURNS_AHEAD = (AHEAD_MAX_S - 3_600) * _NANOS
+
+#: A wall clock that moves on by so much more than time has passed has leapt, and is believed again
+#: when that has lasted for `_BELIEVED_S`: it may have been wrong before, or the machine has slept.
+_LEAP_S = _BELIEVED_S = 3_600.0
 
 #: Bits that the clock leaves to the counter.
 _COUNTED = 0xFFFF
@@ -49,6 +73,45 @@ def reading(now_s: float) -> int:
     return int(now_s * _NANOS) & ~_COUNTED
 
 
+class Timeline:
+    """The wall clock, as far as it is believed.
+
+    Attributes:
+        until: a later time is not believed now.
+        instead: the time to be used then.
+    """
+
+    __slots__ = ("_began", "_leapt_at", "_passed", "instead", "until")
+
+    def __init__(self) -> None:
+        self.until = inf
+        self.instead = self._began = self._passed = 0.0
+        self._leapt_at: float | None = None
+
+    def look(self, now_s: float, monotonic: float) -> None:
+        """Compare the clocks; a few times a second is often enough.
+
+        Args:
+            now_s: Unix time.
+            monotonic: seconds that only grow.
+        """
+        passed = monotonic - self._passed
+        expected = self._began + passed
+        leaps = self.until < inf and now_s > expected + _LEAP_S
+        if not leaps:
+            self._leapt_at = None
+        elif self._leapt_at is None:
+            self._leapt_at = monotonic
+        lasts = leaps and monotonic - (self._leapt_at or 0.0) >= _BELIEVED_S
+        if (
+            self.until == inf
+            or lasts
+            or (not leaps and (passed >= _BELIEVED_S or now_s < expected))
+        ):
+            self._began, self._passed, expected, self._leapt_at = now_s, monotonic, now_s, None
+        self.instead, self.until = expected, expected + _LEAP_S
+
+
 def step(chance: int) -> int:
     """Return the distance that this run of a node keeps above CAS values received from others."""
     return _STEP + chance % _STEP
@@ -63,6 +126,8 @@ def beyond(known: int, now_s: float, name: int) -> int:
         name: the current history; it distinguishes nodes that do this at the same time.
     """
     clock = reading(now_s)
+    if known > clock + RETURNS_AHEAD:
+        known = 0  # the counter does not go on from there
     chance = (name ^ int(now_s * _NANOS)) & _CHANCE
     if known > clock + _FAR:
         return known + _SHORT_JUMP + chance

@@ -143,7 +143,7 @@ class History(VBucketFront):
         """Take note of a CAS that was given out elsewhere."""
         self.max_cas = max(self.max_cas, cas)
         account = self._account
-        if cas > account.last_cas:
+        if account.last_cas < cas <= account.cas_limit:
             account.last_cas = cas + account.cas_step
 
     def metadata(self, key: bytes) -> Item | None:

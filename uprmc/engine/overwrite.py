@@ -23,9 +23,10 @@ Source: TAP reference, sections 9 and 11; design, "history" (D11, D53).
 from __future__ import annotations
 
 from uprmc.engine.bucket import Bucket
+from uprmc.engine.cas_clock import AHEAD_MAX_S
 from uprmc.engine.failover_log import branched
 from uprmc.engine.vbucket import Interruption, StoreMode, VBucket
-from uprmc.engine.with_meta import CAS_AHEAD_MAX_S, REV_MAX, check_room
+from uprmc.engine.with_meta import REV_MAX, check_room
 from uprmc.errors import InvalidArguments
 from uprmc.model import Item, SnapshotRange, VBucketState
 from uprmc.record import pack
@@ -114,7 +115,7 @@ def _no_matter(_durable: bool) -> None:
 
 
 def _check_numbers(version: Item, now: float) -> None:
-    if version.cas > int(now + CAS_AHEAD_MAX_S) * _NANOS:
+    if version.cas > int(now + AHEAD_MAX_S) * _NANOS:
         raise InvalidArguments(f"the CAS {version.cas} is far in the future")
     if version.rev > REV_MAX:
         raise InvalidArguments(f"the revision {version.rev} is too high")

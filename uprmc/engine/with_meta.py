@@ -24,9 +24,10 @@ Source: UPR reference, section 6; systems reference b.3.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.cas_clock import DRIFT_S
+from uprmc.engine.cas_clock import AHEAD_MAX_S, DRIFT_S
 from uprmc.engine.conflict import incoming_wins, outranks_tombstones
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
@@ -50,11 +51,6 @@ from uprmc.rollback import ends_of_branches
 #: overflow.
 REV_MAX = 2**63 - 1
 
-#: How far a peer's CAS may be ahead of Unix time in nanoseconds, which is what present servers use.
-#: Our CAS must stay above every one that we accept, so a peer with a wrong clock would take us, and
-#: everything that we replicate to, along to the end of the 64 bits.
-CAS_AHEAD_MAX_S = 24 * 3600
-
 _NANOS = 1_000_000_000
 
 
@@ -68,12 +64,15 @@ class Demand:
         add: whether there must be no document.
         skip_conflicts: whether the incoming version wins in any case.
         regenerate_cas: whether it gets a new CAS of this node instead of its own.
+        any_cas: whether its CAS may be far in the future: a node with a wrong clock has given it
+            out, and a backup of it is to be restored.
     """
 
     cas: int = 0
     add: bool = False
     skip_conflicts: bool = False
     regenerate_cas: bool = False
+    any_cas: bool = False
 
 
 def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Demand) -> bytes:
@@ -102,7 +101,7 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Dem
     cas, flags = TAIL.unpack_from(version, tail)
     life = kind & LIFE_BITS
     value = version[tail + TAIL.size :]
-    _check_numbers(key, rev, cas, now)
+    _check_numbers(key, rev, cas, inf if demand.any_cas else now)
     present = vbucket.table.get(key)
     check_room(bucket.account, len(key) + len(value), frees=bool(life and present))
     rule = bucket.account.conflict_rule
@@ -142,7 +141,7 @@ def _is_own(vbucket: VBucket, origin: Origin | None) -> bool:
 def _check_numbers(key: bytes, rev: int, cas: int, now: float) -> None:
     if cas in (0, CAS_LOCKED):
         raise KeyExists(key)  # no version has it; present servers answer the same
-    if cas > int(now + CAS_AHEAD_MAX_S) * _NANOS:
+    if now < inf and cas > int(now + AHEAD_MAX_S) * _NANOS:
         raise InvalidArguments(f"the CAS {cas} is far in the future")
     if rev > REV_MAX:
         raise InvalidArguments(f"the revision {rev} is too high")

@@ -44,6 +44,7 @@ _WITH_DATATYPE = 2
 #: Plain numbers, because operators of enums cost as much as everything else about a restored
 #: document.
 _OPTIONS = int(sum(WithMetaOption))
+_FORCE_ACCEPT = int(WithMetaOption.FORCE_ACCEPT)
 _REGENERATE_CAS = int(WithMetaOption.REGENERATE_CAS)
 _SKIP_CONFLICT_RESOLUTION = int(WithMetaOption.SKIP_CONFLICT_RESOLUTION)
 _IS_EXPIRATION = int(WithMetaOption.IS_EXPIRATION)
@@ -158,6 +159,7 @@ def _accept(
             add,
             skip_conflicts=bool(options & _SKIP_CONFLICT_RESOLUTION),
             regenerate_cas=bool(options & _REGENERATE_CAS),
+            any_cas=bool(options & _FORCE_ACCEPT),
         )
     stored = accept_version(session.bucket, vbucket, version, demand)
     session.changed(request, vbucket, cas_of(stored))
@@ -167,8 +169,8 @@ def _options(bits: int, *, greeted: bool) -> int:
     """Return option bits in their present meaning.
 
     A peer that has sent HELLO is a modern one. Another one may be of 2014: its 0x01 is the present
-    0x08. The present 0x01 and 0x02 ask a bucket to accept versions that it would otherwise refuse;
-    this one never refuses them.
+    0x08. The present 0x01 asks a bucket to accept versions that it would otherwise refuse; this one
+    never refuses them. 0x02 does so, too: here it is for a CAS far in the future.
     """
     if bits & ~_OPTIONS:
         raise InvalidArguments(f"options {bits:#x}")
