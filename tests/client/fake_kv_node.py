@@ -12,6 +12,7 @@ from tests.codec.node import HangUp, ScriptedNode
 
 TERMS = 0x5501
 HELLO, STAT, ALL_SEQNOS, FAILOVER_LOG, CLUSTER_CONFIG = 0x1F, 0x10, 0x48, 0x96, 0xB5
+TELL_TERMS = 0xDB
 NOT_MY_VBUCKET, BUSY, TEMPORARY_FAILURE = 0x07, 0x85, 0x86
 
 #: What a script returns to hang up without an answer.
@@ -30,6 +31,7 @@ class FakeKvNode(ScriptedNode):
         term: of each vBucket, ``None`` = it knows no terms.
         others: places of other nodes in its cluster map.
         documents: what was stored.
+        told: (vBucket, term, vb_uuid) of promotions elsewhere.
         asked: opcodes of document requests, in order.
         script: is asked first about each document request: returns bytes to send instead of the
             answer, `HANG_UP`, or ``None`` to leave it to the node.
@@ -50,6 +52,7 @@ class FakeKvNode(ScriptedNode):
         self.term = term
         self.others = list(others)
         self.documents: dict[bytes, bytes] = {}
+        self.told: list[tuple[int, ...]] = []
         self.asked: list[int] = []
         self.script = script or (lambda node, asked: None)
         self._vbuckets = vbuckets
@@ -74,6 +77,9 @@ class FakeKvNode(ScriptedNode):
             return reply(asked, extras=bytes(8) if knows else b"", value=b"".join(rows))
         if asked.opcode == CLUSTER_CONFIG:
             return self._config(asked)
+        if asked.opcode == TELL_TERMS:
+            self.told += struct.iter_unpack(">HQQ", asked.value)
+            return reply(asked)
         if asked.opcode == STAT:
             return reply(asked, NOT_FOUND)
         self.asked.append(asked.opcode)

@@ -194,6 +194,27 @@ def test_a_lower_term_is_not_written_to_when_the_right_node_is_down() -> None:
         assert not deposed.documents
 
 
+def test_a_deposed_node_is_told_once_by_a_client_that_knows_of_the_promotion() -> None:
+    with (
+        FakeKvNode({1, 2}, term=1, branches=3) as deposed,
+        FakeKvNode({0, 1}, term=2, branches=2) as right,
+        KvClient([deposed.place, right.place]) as kv,
+    ):
+        kv._map.refresh()
+        assert deposed.told == [(1, 2, 2), (1, 2, 1)]
+        assert not right.told
+
+
+def test_a_node_that_knows_no_terms_or_follows_is_told_nothing() -> None:
+    with (
+        FakeKvNode(term=None) as old,
+        FakeKvNode(term=2) as right,
+        KvClient([old.place, right.place]),
+    ):
+        assert not old.told
+        assert not right.told
+
+
 def test_a_node_of_another_bucket_is_refused() -> None:
     with (
         FakeKvNode() as ours,

@@ -83,6 +83,8 @@ def test_a_deposed_active_that_has_crashed_since_is_not_followed(
         world.settle(3)
     assert followed(mirror, rigs[1])
     assert all(change.key != b"lost" for change in mirror.changes)
+    if not until_now:
+        assert {each.state for each in rigs[0].bucket.vbuckets.values()} == {DEAD}
 
 
 @pytest.mark.acceptance("D33")
@@ -112,6 +114,20 @@ def test_a_node_that_never_tells_is_waited_for_five_seconds() -> None:
     assert not mirror.changes
     world.settle(0.3)
     assert mirror.of(0) == live(rig)
+
+
+def test_a_node_that_shares_no_history_with_the_promoted_one_is_left_alone() -> None:
+    stranger, right, mirror = node(), standby(1000), Mirror()
+    for number in ALL:
+        store(stranger, number, a="1")
+        vbucket = right.bucket.vbuckets[number]
+        vbucket.known_term = 5
+        right.bucket.set_state(number, ACTIVE)
+        store(right, number, b="2")
+    world = World(mirror, stranger, right)
+    world.settle(3)
+    assert followed(mirror, right)
+    assert {each.state for each in stranger.bucket.vbuckets.values()} == {ACTIVE}
 
 
 def test_a_connection_that_was_kept_and_ends_is_dialled_once_more() -> None:
@@ -149,6 +165,8 @@ def test_a_term_is_kept_with_the_position_and_a_deposed_node_alone_is_not_follow
     world.settle(2)
     assert {saved.term for saved in state.load().values()} == {2}
     mirror.changes.clear()
+    for number in ALL:
+        claims_again(old, number)
     world.down.add("node1:1")
     world.restart(until_now=True)
     world.settle(5)

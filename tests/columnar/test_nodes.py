@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 
 import pytest
@@ -109,12 +110,20 @@ def test_of_two_claims_the_one_whose_history_goes_on_is_followed() -> None:
 def test_of_two_claims_the_higher_term_is_followed_however_often_the_other_crashed() -> None:
     with FakeNode({0: 9, 1: 1}) as old, FakeNode({0: 5, 2: 1}) as new:
         old.term, new.term = 1, 2
+        told: list[tuple[int, ...]] = []
+
+        def hear(frame: Frame) -> bytes:
+            told.extend(struct.iter_unpack(">HQQ", frame.value))
+            return encode_response(frame.opcode, opaque=frame.opaque)
+
+        old.instead[Opcode.TELL_TERMS] = hear
         _log_of(old, 5, 4, 3, 1)
         _log_of(new, 2, 1)
         for servers in ((old.place, new.place), (new.place, old.place)):
             with Nodes(access(*servers)) as nodes:
                 assert nodes.owners == {0: new.place, 1: old.place, 2: new.place}
                 assert nodes.standings()[0].term == 2
+        assert set(told) == {(0, 2, 2), (0, 2, 1)}
 
 
 def test_of_two_promoted_by_hand_none_is_read_and_both_are_named() -> None:

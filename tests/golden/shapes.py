@@ -107,8 +107,9 @@ d9 0 0 1+
 d5 0 1+ any
 de 4 0 1+
 df 8 0 1+
-e4 4 any any
+e4 4|8 any any
 e5 12 0 0
+db 0 0 1+
 dc 20 0 0
 e6 8 0 0
 e7 8 1+ 0

@@ -180,6 +180,7 @@ def test_numbers_are_where_nobody_else_has_any() -> None:
         "REPLICATE",
         "TAKEOVER",
         "FAILOVER",
+        "TELL_TERMS",
         "LEASE_ROWS",
         "HWT_REPORTS",
         "STREAM_REQUESTS",

@@ -39,7 +39,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.kv.cluster_map import ClusterMap
 from uprmc.model import FailoverEntry
 
-SEQNOS, GET_LOG, SET_MAP, GET_MAP = 0x48, 0x96, 0xB4, 0xB5
+SEQNOS, GET_LOG, SET_MAP, GET_MAP, TELL_TERMS = 0x48, 0x96, 0xB4, 0xB5, 0xDB
 JSON, TERMS = 0x0B, 0x5501
 MAX_TERM = 2**63 - 1
 
@@ -233,6 +233,36 @@ def test_a_term_out_of_place_or_out_of_range_is_refused(
 
 
 # --- a manager tells ----------------------------------------------------------------------------
+
+
+def tell(rig: Rig, *rows: tuple[int, int, int]) -> int:
+    value = b"".join(struct.pack(">HQQ", *row) for row in rows)
+    return Peer(rig).ask(frame(TELL_TERMS, value=value)).status
+
+
+def test_whoever_shares_the_history_may_tell_of_promotions_without_a_stream(rig: Rig) -> None:
+    ours = uuid_of(rig, 1)
+    not_news = (2, 1, uuid_of(rig, 2))
+    assert tell(rig, (0, 9, 4711), (1, 2, 4711), (1, 2, ours), not_news, (99, 5, 1)) == OK
+    assert [vbucket(rig, number).state for number in range(3)] == [ACTIVE, DEAD, ACTIVE]
+    assert vbucket(rig, 1).known_term == 2
+    set_state(rig, 1, ACTIVE)
+    assert vbucket(rig, 1).term == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "status"),
+    [
+        (struct.pack(">HQQ", 0, 2**63 - 1, 4711) * 1_024, OK),
+        (struct.pack(">HQQ", 0, 2**63 - 1, 4711) * 1_025, INVALID),
+        (struct.pack(">HQQ", 0, 2**63, 1), INVALID),
+        (bytes(17), INVALID),
+        (b"", INVALID),
+    ],
+)
+def test_what_is_told_has_a_form_and_a_limit(rig: Rig, value: bytes, status: int) -> None:
+    assert Peer(rig).ask(frame(TELL_TERMS, value=value)).status == status
+    assert vbucket(rig).state == ACTIVE
 
 
 def a_map(terms: Any) -> bytes:

@@ -123,6 +123,8 @@ class KvMap:
         """
         try:
             self._placement.settle(self._asked(), self._logs)
+            for place, frames in self._placement.to_tell(self._logs).items():
+                self._tell(place, frames)
         except NodeError:
             raise
         except BaseException:
@@ -183,17 +185,26 @@ class KvMap:
         except OtherBucket as error:
             raise _Disagreement(f"the node at {error}") from None
 
-    def _logs(self, place: str, vbuckets: list[int]) -> dict[int, Log]:
-        return {vbucket: self._log(place, vbucket) for vbucket in vbuckets}
+    def _tell(self, place: str, frames: list[RequestFrame]) -> None:
+        """Tell a node that another one was promoted; whether it may be told is its affair."""
+        connection = self._connections.get(place)
+        if connection is not None:
+            try:
+                list(connection.ask_all(frames))
+            except NodeError:
+                self.drop(connection)
 
-    def _log(self, place: str, vbucket: int) -> Log:
-        """Return the failover log of a vBucket at a node, empty if it does not tell."""
-        asked = RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=vbucket)
+    def _logs(self, place: str, vbuckets: list[int]) -> dict[int, Log]:
+        """Return failover logs at a node; what it does not tell is left out."""
+        asked = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=vbucket) for vbucket in vbuckets]
         try:
-            answer = self._dialled(place).ask(asked)
-            return () if answer.status else read_log(answer.value)
+            answers = list(self._dialled(place).ask_all(asked))
+            pairs = zip(vbuckets, answers, strict=True)
+            return {number: read_log(each.value) for number, each in pairs if not each.status}
         except (NodeError, RemoteProtocolError):
-            return ()
+            if place in self._connections:
+                self.drop(self._connections[place])
+            return {}
 
 
 class _Disagreement(NodeError):

@@ -23,6 +23,7 @@ class NodeFacts:
         replicas: the same of replicas, if they are wanted.
         terms: the term of each active one; 0 = the node knows none.
         logs: failover logs of those that another node claims with the same term.
+        told: the terms of promotions elsewhere that it was told of, by vBucket.
         polls: how often `poll` was answered.
         poll_at: when to poll next, in monotonic seconds.
         polling: a poll is under way.
@@ -37,6 +38,7 @@ class NodeFacts:
         self.active: dict[int, int] = {}
         self.replicas: dict[int, int] = {}
         self.terms: dict[int, int] = {}
+        self.told: dict[int, int] = {}
         self.logs: dict[int, FailoverLog] = {}
         self.polls = 0
         self.poll_at = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from uprmc.client.ask import Task
+from uprmc.client.ask import Ask, Task
 from uprmc.client.barriers import Barriers
 from uprmc.client.errors import ClientError, MisuseError
 from uprmc.client.node_session import NodeSession
@@ -14,6 +14,7 @@ from uprmc.client.options import Options
 from uprmc.client.route_table import RouteTable
 from uprmc.client.state import StateStore
 from uprmc.client.stream_starts import SEARCH_S, StreamStarts
+from uprmc.consume.placement import telling
 
 
 class Polling:
@@ -84,6 +85,7 @@ class Polling:
     def _poll(self, session: NodeSession, disputed: list[int]) -> Task:
         yield from session.poll(disputed)
         self._polled(session)
+        yield from self._tell(session)
         for vbucket, route in list(self._table.routes.items()):
             if not route.streaming:
                 continue
@@ -93,6 +95,25 @@ class Polling:
                 better = self._nodes.choice(route.place).place
                 if better and self._nodes.session_at(better) is not route.session:
                     yield from self._starts.move(route)
+
+    def _tell(self, session: NodeSession) -> Task:
+        """Tell a node that another one was promoted, which we follow.
+
+        Only what that node has told itself counts: a term and a history that belong together.
+        """
+        facts = session.facts
+        rows = []
+        for vbucket, term in facts.terms.items():
+            route = self._table.routes.get(vbucket)
+            if route is None or not 0 < term < route.place.term or not route.streaming:
+                continue
+            right, newest = route.session, route.place.term
+            known = right is not None and right.facts.terms.get(vbucket) == newest
+            if known and facts.told.get(vbucket) != newest:
+                facts.told[vbucket] = newest
+                rows.append((vbucket, newest, route.place.log))
+        if rows:
+            yield Ask(telling(rows))
 
     def _polled(self, session: NodeSession) -> None:
         facts, now = session.facts, self._table.now

@@ -243,6 +243,11 @@ class Nodes:
             for place, each in active.items()
         }
         self._placement.settle(told, self._logs_at)
+        for place, frames in self._placement.to_tell(self._logs_at).items():
+            try:
+                self.connection(place).ask(frames)
+            except SparkError:
+                self.drop(place)
         choices = sorted(self._placement.choices.items())
         self.owners = {number: choice.place for number, choice in choices if choice.place}
         self._seqnos = {number: active[place][number][0] for number, place in self.owners.items()}

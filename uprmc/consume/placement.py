@@ -18,10 +18,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from uprmc.consume.cluster_map import map_of
-from uprmc.protocol.header import ResponseFrame
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.upr_extensions import TERMS_MAX, encode_terms
 
 #: More nodes are not believed in.
 NODES_MAX = 256
+
+#: So many entries of a failover log are told to a node that was deposed.
+_HISTORIES_MAX = 25
 
 #: Entries (vb_uuid, seqno), newest first.
 Log = Sequence[tuple[int, int]]
@@ -114,6 +119,26 @@ def holds(log: Log, other: Log) -> bool:
     return any(uuid == other[0][0] for uuid, _ in log)
 
 
+# --- telling a node that was deposed ------------------------------------------------------------
+
+
+def telling(rows: Iterable[tuple[int, int, Log]]) -> list[RequestFrame]:
+    """Return what tells a node of promotions that it has missed.
+
+    It makes the vBuckets dead of which it shares a history. Older nodes refuse the request.
+
+    Args:
+        rows: vBucket, the term of the node that was promoted, and its failover log.
+    """
+    told = [
+        (vbucket, term, uuid) for vbucket, term, log in rows for uuid, _ in log[:_HISTORIES_MAX]
+    ]
+    return [
+        RequestFrame(Opcode.TELL_TERMS, value=encode_terms(told[first : first + TERMS_MAX]))
+        for first in range(0, len(told), TERMS_MAX)
+    ]
+
+
 # --- all vBuckets of a bucket -------------------------------------------------------------------
 
 
@@ -143,6 +168,8 @@ class Placement:
         self.vbuckets = vbuckets
         self.terms = dict(terms or {})
         self.choices: dict[int, Choice] = {}
+        self._late: dict[str, list[int]] = {}
+        self._told: dict[tuple[str, int], int] = {}
 
     def take_map(self, place: str, answer: ResponseFrame) -> None:
         """Take from a node's map how many vBuckets there are, and which other nodes.
@@ -185,6 +212,11 @@ class Placement:
         for vbucket, choice in self.choices.items():
             for place in choice.undecided:
                 wanted.setdefault(place, []).append(vbucket)
+        self._late = {
+            place: late
+            for place, terms in told.items()
+            if (late := [n for n, term in terms.items() if self._is_news(place, n, term)])
+        }
         logs = {place: logs_at(place, numbers) for place, numbers in wanted.items()}
         for vbucket in {number for numbers in wanted.values() for number in numbers}:
             known = [
@@ -192,6 +224,30 @@ class Placement:
                 for each in claims[vbucket]
             ]
             self.choices[vbucket] = chosen(vbucket, known, self.terms.get(vbucket, 0))
+
+    def _is_news(self, place: str, vbucket: int, term: int) -> bool:
+        """Return whether a node, which knows terms, may be told of a higher one."""
+        highest = self.terms.get(vbucket, 0)
+        return 0 < term < highest and self._told.get((place, vbucket), 0) < highest
+
+    def to_tell(self, logs_at: LogsAt) -> dict[str, list[RequestFrame]]:
+        """Return what is to be sent to nodes that do not know of a promotion; each only once.
+
+        Whoever has `settle`d calls this at the end.
+        """
+        late, self._late = self._late, {}
+        wanted: dict[str, list[int]] = {}
+        for vbucket in {number for numbers in late.values() for number in numbers}:
+            if place := self.choices[vbucket].place:
+                wanted.setdefault(place, []).append(vbucket)
+        logs = {n: log for at, numbers in wanted.items() for n, log in logs_at(at, numbers).items()}
+        found = {}
+        for place, numbers in late.items():
+            rows = [(n, self.terms[n], logs[n]) for n in numbers if logs.get(n)]
+            if rows:
+                found[place] = telling(rows)
+                self._told |= {(place, number): term for number, term, _ in rows}
+        return found
 
     def _heard_of(self, terms: Mapping[int, int]) -> None:
         for vbucket, term in terms.items():

@@ -57,6 +57,7 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
             *(Opcode.BARRIER_ADD, Opcode.BARRIER_REACHED, Opcode.HWT_REPORT, Opcode.HWT_REPORTS),
             *(Opcode.HWT_READ, Opcode.UPR_SEQNO_ACKNOWLEDGED),
             *(Opcode.PARTITION_START, Opcode.ROUND_COMPLETE, Opcode.SNAPSHOT_END),
+            Opcode.TELL_TERMS,
             # Undoing needs the present versions of keys, which the stream has shown, too.
             *(Opcode.GET_KEYS, Opcode.GET_VERSION, Opcode.GET_META),
         }
@@ -64,7 +65,7 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
     Role.REPLICATE: frozenset(
         {
             *(Opcode.SET_WITH_META, Opcode.ADD_WITH_META, Opcode.DEL_WITH_META),
-            *(Opcode.GET_META, Opcode.XDCR),
+            *(Opcode.GET_META, Opcode.XDCR, Opcode.TELL_TERMS),
             *(Opcode.UPR_OPEN, Opcode.UPR_CLOSE_STREAM, Opcode.UPR_NOOP, Opcode.UPR_BUFFER_ACK),
             *(Opcode.UPR_CONTROL, Opcode.VBUCKET_FACTS),
             *(Opcode.UPR_ADD_STREAM, Opcode.UPR_STREAM_END, Opcode.UPR_SNAPSHOT_MARKER),
@@ -81,7 +82,7 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
             *(Opcode.ENABLE_TRAFFIC, Opcode.DISABLE_TRAFFIC, Opcode.CHANGE_VB_FILTER),
             *(Opcode.COMPACT_DB, Opcode.SET_CLUSTER_CONFIG, Opcode.DEREGISTER_TAP_CLIENT),
             *(Opcode.RESET_REPLICATION_CHAIN, Opcode.XDCR, Opcode.REPLICATE, Opcode.TAKEOVER),
-            *(Opcode.FAILOVER, Opcode.SET_SESSION_TOKEN, Opcode.VERBOSITY),
+            *(Opcode.FAILOVER, Opcode.SET_SESSION_TOKEN, Opcode.VERBOSITY, Opcode.TELL_TERMS),
         }
     ),
     Role.MONITOR: frozenset(),

@@ -15,6 +15,7 @@ from itertools import chain, islice
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.failover_log import last_complete_seqno
+from uprmc.engine.terms import shares_history
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     CommandError,
@@ -43,6 +44,7 @@ from uprmc.protocol.management import (
     encode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.upr_extensions import decode_terms
 from uprmc.record import unpack
 
 #: Values that DEL_VBUCKET accepts; in any case the answer means that it is done.
@@ -148,6 +150,29 @@ def _safe_seqno(vbucket: VBucket) -> int:
 def failover_log(session: BinaryConversation, request: Request) -> None:
     """Answer a vBucket's failover log, whatever its state."""
     send_failover_log(session, request, _vbucket(session.bucket, request.number))
+
+
+def tell_terms(session: BinaryConversation, request: Request) -> None:
+    """Learn of promotions elsewhere from somebody who shares a vBucket's history.
+
+    As a stream request with a higher term teaches it (`upr.produce.admission.check_term`).
+    """
+    bucket = session.bucket
+    try:
+        rows = decode_terms(request.value)
+    except RemoteProtocolError as error:
+        raise InvalidArguments(str(error)) from None
+    if not bucket.traffic:
+        raise TemporaryFailure("warming up")
+    for number, term, uuid in rows:
+        vbucket = bucket.vbuckets.get(number)
+        if (
+            vbucket is not None
+            and term > vbucket.term
+            and shares_history(vbucket.failover_log, [uuid])
+        ):
+            bucket.learn_term(vbucket, term)
+    session.reply(request)
 
 
 def seqno_persistence(session: BinaryConversation, request: Request) -> None:
@@ -298,6 +323,7 @@ VBUCKET_COMMANDS: dict[int, Handler] = {
     Opcode.DEL_VBUCKET: delete_vbucket,
     Opcode.GET_ALL_VB_SEQNOS: all_seqnos,
     Opcode.GET_FAILOVER_LOG: failover_log,
+    Opcode.TELL_TERMS: tell_terms,
     Opcode.SEQNO_PERSISTENCE: seqno_persistence,
     Opcode.GET_REPLICA: get_replica,
     Opcode.EVICT_KEY: evict_key,

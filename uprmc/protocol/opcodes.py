@@ -139,6 +139,7 @@ class Opcode(IntEnum):
     REPLICATE = 0xD7
     TAKEOVER = 0xD8
     FAILOVER = 0xD9
+    TELL_TERMS = 0xDB
     LEASE_ROWS = 0xDC
     HWT_REPORTS = 0xDD
     STREAM_REQUESTS = 0xDE

@@ -140,6 +140,7 @@ SHAPES: dict[int, Shape] = {
     Opcode.LEASE_RENEW: _shape(12),
     Opcode.LEASE_RELEASE: _shape(8),
     Opcode.LEASE_ROWS: _shape(20),
+    Opcode.TELL_TERMS: _VALUE,
     Opcode.GET_VERSION: _shape(8, key=Part.REQUIRED),
     Opcode.BARRIER_ADD: _KEY,
     Opcode.BARRIER_REACHED: _shape(8, key=Part.REQUIRED),

@@ -65,6 +65,32 @@ FACTS_KEY = b"uprmc_vbucket_facts"
 VBucketFactsExtras = Layout("purge_seqno" / Int64ub, "rev_floor" / Int64ub)
 VBUCKET_FACTS_EXTRAS = derive(VBucketFactsExtras)
 
+# --- terms --------------------------------------------------------------------------------------
+
+#: A request with TELL_TERMS has so many rows at most.
+TERMS_MAX = 1_024
+
+_TOLD_TERM = Layout("vbucket" / Int16ub, "term" / Int64ub, "uuid" / Int64ub)
+TOLD_TERM = derive(_TOLD_TERM)
+
+#: Value of TELL_TERMS: the highest term that is known of a vBucket, with a history that belongs to
+#: it; a vBucket may have several rows.
+TellTermsValue = Layout("entries" / GreedyRange(_TOLD_TERM), Terminated)
+
+
+def encode_terms(rows: Iterable[tuple[int, int, int]]) -> bytes:
+    """Return the value of TELL_TERMS."""
+    return pack_rows(TOLD_TERM, rows)
+
+
+def decode_terms(value: bytes) -> list[tuple[int, ...]]:
+    """Read it: (vBucket, term, vb_uuid); raises `RemoteProtocolError`."""
+    rows = list(unpack_rows(TOLD_TERM, value))
+    if len(rows) > TERMS_MAX or any(term > TERM_MAX for _, term, _ in rows):
+        raise RemoteProtocolError(f"at most {TERMS_MAX} terms, each at most {TERM_MAX}")
+    return rows
+
+
 # --- leases -------------------------------------------------------------------------------------
 
 #: Extras of LEASE_ACQUIRE: the lifetime; its value names vBuckets, none = all active ones. Its key

@@ -23,12 +23,12 @@ from twisted.web import http
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from uprmc.config import UNIX_MODE, HttpSettings, ServerSettings, Settings
+from uprmc.config import HttpSettings, ServerSettings
 from uprmc.errors import InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Exposition, Metric
 from uprmc.places import parsed
 from uprmc.server.access import Access
-from uprmc.server.connections import RESERVED_FILES, share_of_files
+from uprmc.server.connections import share_of_files
 from uprmc.server.endless import Admit, Endless
 from uprmc.server.http_gate import OPEN_PATHS, gate, role_of_page
 from uprmc.server.listener import Listener, listen
@@ -292,17 +292,6 @@ def _static(name: str, content_type: str) -> Page:
     return lambda _: (http.OK, content_type, body)
 
 
-def _clients_max(settings: HttpSettings) -> int:
-    return share_of_files(MAX_CLIENTS + settings.readers, FILES_PART)
-
-
-def reserved_files(settings: Settings) -> int:
-    """Return how many descriptors a node needs beside client connections, by what is on."""
-    if settings.server.http == "off":
-        return RESERVED_FILES
-    return RESERVED_FILES + _clients_max(settings.http) + settings.http.stream_files
-
-
 def node_site(
     view: NodeView,
     reactor: Any,
@@ -313,13 +302,14 @@ def node_site(
     hosts: KnownHosts | None = None,
 ) -> LimitedSite:
     """Return the site of one node."""
+    readers = (settings or HttpSettings()).readers
     pages = Pages(view, endless, work)
     return LimitedSite(
         cast(IResource, _Root(pages)),
         reactor,
         hint=lambda: _WRONG_LISTENER + pages.listeners().encode(),
         request_s=REQUEST_S,
-        clients_max=_clients_max(settings or HttpSettings()),
+        clients_max=share_of_files(MAX_CLIENTS + readers, FILES_PART),
         body_max=MAX_BODY_BYTES,
         line_max=MAX_LINE_BYTES,
         account=account,
@@ -352,18 +342,17 @@ def listen_http(
     account: Account | None = None,
     tls: ServedTls | None = None,
     hosts: KnownHosts | None = None,
-    mode: int = UNIX_MODE,
 ) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
     `access` knows who may see them, ``None`` = everybody. `work` takes what is long. `account`
-    counts what answers hold. With `tls` it is HTTPS. `hosts` are its names, ``None`` = any. `mode`
-    is meant, and it fails, as of `listener.listen`.
+    counts what answers hold. With `tls` it is HTTPS. `hosts` are its names, ``None`` = any. Fails
+    as `listener.listen` does.
     """
     if text == "off":
         return succeed(None)
     site = node_site(view, reactor, endless, work, settings, account, hosts)
     if access is not None:
         gate(site, access, "http", role_of_page)
-    listening = listen(reactor, text, site, setting=SETTING, backlog=backlog, tls=tls, mode=mode)
+    listening = listen(reactor, text, site, setting=SETTING, backlog=backlog, tls=tls)
     return listening.addCallback(lambda it: it)

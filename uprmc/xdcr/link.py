@@ -336,6 +336,7 @@ class Link:
         if why:
             self._stop(why)
             return
+        self._nodes.tell_promotions()
         self._learn_way()
         self._placing.place()
 

@@ -18,7 +18,7 @@ from uprmc.model import ConflictRule
 from uprmc.places import parsed
 from uprmc.ports import Clock, Dialled, Session
 from uprmc.xdcr.spec import LinkSpec
-from uprmc.xdcr.target import Target, TargetOwner
+from uprmc.xdcr.target import Held, Target, TargetOwner
 from uprmc.xdcr.world import World
 
 #: A lost node is dialled again after a pause of this length, which doubles.
@@ -243,6 +243,19 @@ class Nodes:
         claims = [_claim(target, number) for target in ready.values()]
         choice = chosen(number, [each for each in claims if each is not None])
         return ready.get(choice.place), choice.why
+
+    def tell_promotions(self) -> None:
+        """Tell nodes of the target that another one of them was promoted."""
+        ready = self.ready
+        newest: dict[int, Held] = {}
+        for target in ready if len(ready) > 1 else ():
+            for number, held in (target.held or {}).items():
+                if number not in newest or held.term > newest[number].term:
+                    newest[number] = held
+        for target in ready if newest else ():
+            held_by = target.held or {}
+            late = [n for n, held in held_by.items() if 0 < held.term < newest[n].term]
+            target.tell_terms([(n, newest[n].term, newest[n].log) for n in late])
 
     # --- waking ---------------------------------------------------------------------------------
 

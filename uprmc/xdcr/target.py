@@ -22,6 +22,7 @@ from uprmc.config import Settings
 from uprmc.consume.cluster_map import ClusterMap, map_of
 from uprmc.consume.history import read_log
 from uprmc.consume.login import Login
+from uprmc.consume.placement import telling
 from uprmc.errors import InvalidArguments
 from uprmc.model import FailoverLog, Origin, VBucketState
 from uprmc.ports import Clock
@@ -158,6 +159,7 @@ class Target(NodeSession):
         self.links: int | None = None
         self._purged: dict[int, int] = {}
         self._untold: set[str] = set()
+        self._told_terms: dict[int, int] = {}
         self.windows = Windows(owner.sender.settled, settings.xdcr)
         self._owner, self._sender = owner, owner.sender
         super().__init__(place, _FEATURES, login, settings, clock, wake)
@@ -232,6 +234,13 @@ class Target(NodeSession):
         value = json.dumps({"records": rows}).encode()
         lost = partial(done, _LOST)
         self._ask(Opcode.XDCR, answered, key=b"record", value=value, lost=lost)
+
+    def tell_terms(self, rows: Iterable[tuple[int, int, FailoverLog]]) -> None:
+        """Tell the node of promotions elsewhere: vBucket, term and log; each once."""
+        news = [row for row in rows if self._told_terms.get(row[0], 0) < row[1]]
+        self._told_terms |= {number: term for number, term, _ in news}
+        for asked in telling(news):
+            self._ask(asked.opcode, lambda _: None, value=asked.value)
 
     def _surveyed(self, held: dict[int, Held] | None) -> None:
         self.held = held
