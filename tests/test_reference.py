@@ -15,6 +15,9 @@ import pytest
 from tests.documents import ROOT, names, rows
 from tools import code_map, command_line, reference
 from uprmc.config import describe
+from uprmc.kv.roles import USERS_WORDS, denied_words
+from uprmc.login.users import Role
+from uprmc.protocol.opcodes import Opcode
 from uprmc.server.log_events import EVENTS
 
 _LEVEL_OF = {"failure": "error"}
@@ -249,3 +252,24 @@ def test_settings_on_the_cheat_sheet_exist() -> None:
     told = set(re.findall(rf"`((?:{'|'.join(sections)})\.[a-z_]+)`", text))
     assert told
     assert told <= {info.name for info in describe()}
+
+
+def test_the_page_of_roles_has_every_opcode_word_and_page_of_the_node() -> None:
+    found = {row[0].strip("`"): row[1:] for row in rows(reference.roles_page())}
+    assert {opcode.name for opcode in Opcode} <= found.keys()
+    assert {word.decode() for word in denied_words(frozenset()) | USERS_WORDS} <= found.keys()
+    who = ["nobody", "any user", *Role, "read and write"]
+    cases = {
+        "GET": {"read", "read and write"},
+        "GETL": {"read and write"},
+        "HELLO": set(who),
+        "FLUSH": {"manage"},
+        "get": {"read", "read and write"},
+        "version": set(who),
+    }
+    for name, allowed in cases.items():
+        assert [*found[name]] == ["x" if each in allowed else "" for each in who], name
+    assert [*found["GET /healthz"]] == ["http", *["x"] * len(who)]
+    assert [*found["GET /changes"]] == ["http", *["x" if each == "stream" else "" for each in who]]
+    deletes = found["DELETE /default/_design/NAME"]
+    assert [*deletes] == ["views", *["x" if each == "manage" else "" for each in who]]

@@ -7,15 +7,23 @@ manual pages.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 from tools.code_map import imports_page, modules_page
 from tools.command_line import command_line_page, man_pages
 from tools.markdown import page, table
 from uprmc import units
 from uprmc.config import SettingInfo, describe
+from uprmc.index.http import role_of_views
+from uprmc.kv.roles import FINER, STRANGERS_WORDS, USERS_WORDS, denied_opcodes, denied_words
+from uprmc.login.users import Role
 from uprmc.metrics import PREFIX
+from uprmc.protocol.opcodes import Opcode
+from uprmc.server.http import Pages
+from uprmc.server.http_gate import DOCUMENT_PATHS, OPEN_PATHS, role_of_page
 from uprmc.server.log_events import EVENTS
 from uprmc.server.stat_metrics import METRICS
 
@@ -93,10 +101,90 @@ def log_events_page() -> str:
     )
 
 
+# --- roles --------------------------------------------------------------------------------------
+
+#: Requests to `server.views`, one for each thing that can be done there.
+VIEW_ROUTES = (
+    ("OPTIONS", "/default/_design/NAME"),
+    ("GET", "/"),
+    ("GET", "/metrics"),
+    ("GET", "/default/_design"),
+    ("GET", "/default/_vbuckets"),
+    ("GET", "/default/_design/NAME"),
+    ("GET", "/default/_design/NAME/_info"),
+    ("GET", "/default/_design/NAME/_view/VIEW"),
+    ("POST", "/default/_design/NAME/_view/VIEW"),
+    ("PUT", "/default/_design/NAME"),
+    ("DELETE", "/default/_design/NAME"),
+    *(
+        ("POST", f"/default/_design/NAME/{verb}")
+        for verb in ("_compact", "_set_states", "_monitor", "_undo")
+    ),
+)
+
+_BOTH = frozenset({Role.READ, Role.WRITE})
+_WHO = (None, frozenset[Role](), *(frozenset({role}) for role in Role), _BOTH)
+_WHO_HEAD = ("nobody", "any user", *Role, "read and write")
+
+
+def roles_page() -> str:
+    """Say who may use each opcode, word and page: a column for each role alone."""
+    opcodes = [
+        (f"`{opcode.name}`", *("" if opcode in denied_opcodes(who) else "x" for who in _WHO))
+        for opcode in sorted(Opcode, key=lambda each: each.name)
+    ]
+    words = [(f"`{word}`", *(_mark(word.encode(), who) for who in _WHO)) for word in _words()]
+    nodes = [("GET", path) for path in _node_pages()]
+    pages = [*_routes("http", nodes, role_of_page), *_routes("views", VIEW_ROUTES, role_of_views)]
+    return page(
+        "# Roles",
+        "With a file of [users](../operations.md#users), an `x` says who may use what: `nobody` is "
+        "a connection without a login, `any user` one without roles. A user with several roles may "
+        "do what any of them allows. A refusal says `needs ROLE`.",
+        "## What the form of a command decides",
+        table(("command", "needs"), FINER),
+        "## Opcodes",
+        table(("opcode", *_WHO_HEAD), opcodes),
+        "## Words of the text protocol",
+        table(("word", *_WHO_HEAD), words),
+        "## Pages over HTTP",
+        table(("request", "listener", *_WHO_HEAD), pages),
+    )
+
+
+def _words() -> list[str]:
+    return sorted(word.decode() for word in denied_words(frozenset()) | USERS_WORDS)
+
+
+def _mark(word: bytes, who: frozenset[Role] | None) -> str:
+    if who is None:
+        return "x" if word in STRANGERS_WORDS else ""
+    return "" if word in denied_words(who) else "x"
+
+
+def _node_pages() -> list[str]:
+    known = Pages(cast(Any, SimpleNamespace(metrics=tuple))).by_path
+    return sorted(path.decode() for path in {*known, *OPEN_PATHS, *DOCUMENT_PATHS, b"/live"})
+
+
+def _routes(
+    listener: str, routes: Iterable[tuple[str, str]], role_of: Callable[[Any], Role | None]
+) -> Iterator[tuple[str, ...]]:
+    for method, path in routes:
+        request = SimpleNamespace(method=method.encode(), path=path.encode(), uri=path.encode())
+        role = role_of(request)
+        yield (f"`{method} {path}`", listener, *("x" if _sees(role, who) else "" for who in _WHO))
+
+
+def _sees(role: Role | None, who: frozenset[Role] | None) -> bool:
+    return role is None or (who is not None and role in who)
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "settings": settings_page,
     "metrics": metrics_page,
     "log-events": log_events_page,
+    "roles": roles_page,
     "command-line": command_line_page,
     "modules": modules_page,
     "imports": imports_page,

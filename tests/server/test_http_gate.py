@@ -114,7 +114,7 @@ def test_the_role_decides(web: Web) -> None:
     assert web.get("/metrics", "ann:pencil", "HEAD").code == 200
     reply = web.get("/metrics", "bob:pencil")
     assert reply.code == 403
-    assert json.loads(reply.body)["error"] == "this page needs the role monitor"
+    assert json.loads(reply.body)["error"] == "not authorized: needs monitor"
     assert web.get("/changes", "ann:pencil").code == 403
     assert web.stats.auth_denied == 2
     assert web.noted() == [

@@ -268,6 +268,8 @@ def _open(connection: NodeConnection) -> None:
     ):
         answer = connection.ask(request)
         if answer.status:
+            if answer.status == Status.ACCESS_DENIED:
+                raise NodeError(f"the node refuses: {answer.reason}")
             raise NodeError(f"the node knows no watermarks: {answer.reason}")
 
 

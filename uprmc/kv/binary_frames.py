@@ -15,13 +15,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.errors import NotResident, OutOfPlace, RemoteProtocolError, TemporaryFailure
+from uprmc.errors import (
+    AccessDenied,
+    NotResident,
+    OutOfPlace,
+    RemoteProtocolError,
+    TemporaryFailure,
+)
 from uprmc.kv.binary_conversation import BinaryConversation, Request
 from uprmc.kv.change_commands import STORE_OPCODES, refuse_too_large
 from uprmc.kv.command_table import HANDLERS
 from uprmc.kv.door import STRANGER_MAX_BYTES
 from uprmc.kv.refusals import REFUSALS, refusal_of
-from uprmc.kv.roles import MANAGEMENT, denied_opcodes
+from uprmc.kv.roles import MANAGEMENT, denied_opcodes, needs_of
 from uprmc.kv.services import Services, TapPush
 from uprmc.protocol.header import pack_response, unpack_request
 from uprmc.protocol.opcodes import (
@@ -250,8 +256,11 @@ class BinaryFrames(BinaryConversation):
         self._discard = max(0, length - available)
         return min(length, available)
 
-    def _deny(self, opcode: int, opaque: int) -> None:
-        """Refuse a command that the user may not use; who has not logged in is disconnected."""
+    def _deny(self, opcode: int, opaque: int, wanted: int | None = None) -> None:
+        """Refuse a command that the user may not use; who has not logged in is disconnected.
+
+        `wanted` is the opcode whose roles it needs, ``None`` = its own.
+        """
         door = self._services.door
         assert door is not None
         door.denied(opcode_name(opcode))
@@ -259,7 +268,8 @@ class BinaryFrames(BinaryConversation):
             self._send_status(opcode, Status.AUTH_ERROR, opaque)
             self.closing = True
         else:
-            self._send_status(opcode, Status.ACCESS_DENIED, opaque)
+            why = AccessDenied(needs_of(opcode if wanted is None else wanted))
+            self._refuse(opcode, opaque, why)
 
     def _refuse(self, opcode: int, opaque: int, error: Exception) -> None:
         self._send(self._refusal(opcode, opaque, error))

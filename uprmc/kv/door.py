@@ -76,7 +76,7 @@ def require(door: Door | None, role: Role, command: str) -> None:
         return
     if role not in (door.roles or ()):
         door.denied(command)
-        raise AccessDenied(command)
+        raise AccessDenied(f"needs {role}")
     if role is Role.MANAGE:
         door.managed(command)
 
@@ -92,4 +92,4 @@ def require_statistics(door: Door | None, group: str) -> None:
     if door is None or group in _OPEN_GROUPS or _SEES_STATISTICS & (door.roles or frozenset()):
         return
     door.denied(f"STAT {group[:_GROUP_MAX_LETTERS]}".rstrip())
-    raise AccessDenied(group)
+    raise AccessDenied(f"needs {Role.MONITOR}")

@@ -148,15 +148,16 @@ def get(services: Services, words: list[bytes]) -> bytes:
     """Carry out ``mg``: read, touch, create on a miss, grant the right to recompute."""
     line = parse_meta(words)
     flags = line.flags
-    if flags.ttl is not None or flags.vivify_ttl is not None:
+    if not (flags.ttl is None and flags.vivify_ttl is None and flags.recache_ttl is None):
         require(services.door, Role.WRITE, "mg")
+    may_win = services.door is None or Role.WRITE in (services.door.roles or ())
     bucket = services.bucket
     vbucket = bucket.of_key(line.key)
     item = vbucket.find(line.key)
     was_read = item is not None and not item.nru
     if item is not None:
         item = _looked_at(bucket, vbucket, item, flags)
-        verdict = _verdict(bucket, item, flags)
+        verdict = _verdict(bucket, item, flags, may_win=may_win)
     elif flags.vivify_ttl is None:
         operations.count_get(bucket.stats, hit=False)
         return b"" if flags.quiet else _reply(b"EN", _echoes(line))
@@ -186,8 +187,11 @@ def _looked_at(bucket: Bucket, vbucket: VBucket, item: Item, flags: MetaFlags) -
     return item
 
 
-def _verdict(bucket: Bucket, item: Item, flags: MetaFlags) -> list[bytes]:
-    """Return whether the item is stale and who recomputes it; at most one client gets ``W``."""
+def _verdict(bucket: Bucket, item: Item, flags: MetaFlags, *, may_win: bool) -> list[bytes]:
+    """Return whether the item is stale and who recomputes it; at most one client gets ``W``.
+
+    That is one who may store what it recomputes.
+    """
     marks = bucket.marks.of(item)
     ends_soon = (
         flags.recache_ttl is not None
@@ -199,7 +203,7 @@ def _verdict(bucket: Bucket, item: Item, flags: MetaFlags) -> list[bytes]:
         verdict.append(b"Z")
     if marks & STALE:
         verdict.append(b"X")
-    if not marks & WON and (ends_soon or marks & STALE):
+    if may_win and not marks & WON and (ends_soon or marks & STALE):
         verdict.append(b"W")
         bucket.marks.put(item, marks | WON)
     return verdict
@@ -296,6 +300,8 @@ def arithmetic(services: Services, words: list[bytes]) -> bytes:
     """Carry out ``ma``: count; with ``N`` create the counter, which is answered even if quiet."""
     line = parse_meta(words)
     flags = line.flags
+    if flags.wants_value:
+        require(services.door, Role.READ, "ma")
     bucket = services.bucket
     vbucket = bucket.of_key(line.key)
     down = ARITHMETIC_MODES[flags.mode or b"I"] == b"decr"

@@ -42,6 +42,8 @@ def refusal_of(error: Exception, opcode: int, *, with_lock_errors: bool) -> tupl
             return Status.NOT_LOCKED, STATUS_TEXT[Status.NOT_LOCKED]
         return Status.TEMPORARY_FAILURE, b"UNLOCK_ERROR"
     status = _STATUSES[type(error)]
+    if isinstance(error, AccessDenied) and str(error):
+        return status, b"%b: %b" % (STATUS_TEXT[status], str(error).encode())
     if opcode in _EXPLAINED and str(error):
         return status, str(error).encode()
     return status, STATUS_TEXT[status]

@@ -3,8 +3,7 @@
 Where a command is in the sets of several roles, any of these is enough. The tables are turned round
 once: a session knows what its user may *not* use, which is nothing where nobody logs in.
 
-A few commands ask for more by themselves (`door.require`): ``mg`` that changes an expiry time,
-groups of statistics, their reset, a list of keys among them, and XDCR's verbs for managers.
+A few commands ask for more by themselves (`door.require`); `FINER` lists them.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
     Role.WRITE: frozenset(
         {
             *(Opcode.SET, Opcode.ADD, Opcode.REPLACE, Opcode.DELETE, Opcode.APPEND),
-            *(Opcode.PREPEND, Opcode.INCREMENT, Opcode.DECREMENT, Opcode.TOUCH, Opcode.RETURN_META),
+            *(Opcode.PREPEND, Opcode.TOUCH, Opcode.RETURN_META),
             *(Opcode.UNLOCK, Opcode.EVICT_KEY, Opcode.OBSERVE),
         }
     ),
@@ -83,19 +82,27 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
             *(Opcode.COMPACT_DB, Opcode.SET_CLUSTER_CONFIG, Opcode.DEREGISTER_TAP_CLIENT),
             *(Opcode.RESET_REPLICATION_CHAIN, Opcode.XDCR, Opcode.REPLICATE, Opcode.TAKEOVER),
             *(Opcode.FAILOVER, Opcode.SET_SESSION_TOKEN, Opcode.VERBOSITY, Opcode.TELL_TERMS),
+            # Watermarks of others are changed on a connection that may stream.
+            *(Opcode.UPR_OPEN, Opcode.UPR_CONTROL, Opcode.UPR_NOOP, Opcode.UPR_BUFFER_ACK),
+            *(Opcode.HWT_REPORT, Opcode.HWT_REPORTS, Opcode.HWT_READ),
         }
     ),
     Role.MONITOR: frozenset(),
 }
 
-#: What needs two roles: it reads, and changes an expiry time or takes a lock.
-_BOTH = frozenset({Opcode.GAT, Opcode.GATK, Opcode.GETL})
+#: What needs two roles: it reads, and changes an expiry time, takes a lock or counts.
+_BOTH = frozenset({Opcode.GAT, Opcode.GATK, Opcode.GETL, Opcode.INCREMENT, Opcode.DECREMENT})
 
-#: What goes into the audit log; XDCR's verbs get there by themselves.
-MANAGEMENT = _OPCODES_OF[Role.MANAGE] - {Opcode.XDCR}
+#: These of them answer no value, so they only write.
+_ONLY_WRITE = frozenset({Opcode.INCREMENTQ, Opcode.DECREMENTQ})
+
+#: What goes into the audit log: what only managers may. Other commands get there by themselves.
+MANAGEMENT = _OPCODES_OF[Role.MANAGE].difference(
+    *(opcodes for role, opcodes in _OPCODES_OF.items() if role is not Role.MANAGE)
+)
 
 _WORDS_OF: dict[Role, frozenset[bytes]] = {
-    Role.READ: frozenset({b"get", b"gets", b"mg", b"me", b"lru_crawler"}),
+    Role.READ: frozenset({b"get", b"gets", b"mg", b"me"}),
     Role.WRITE: frozenset(
         {
             *(b"set", b"add", b"replace", b"append", b"prepend", b"cas", b"ms", b"md", b"ma"),
@@ -107,8 +114,29 @@ _WORDS_OF: dict[Role, frozenset[bytes]] = {
 MANAGEMENT_WORDS = _WORDS_OF[Role.MANAGE]
 _BOTH_WORDS = frozenset({b"gat", b"gats"})
 
-#: Words that anybody may say who has logged in.
-USERS_WORDS = frozenset({b"version", b"quit", b"mn", b"stats"})
+#: Words that anybody may say; a ``set`` is a login then.
+STRANGERS_WORDS = frozenset({b"version", b"quit"})
+
+#: Words that anybody may say who has logged in; what follows may need a role, see `FINER`.
+USERS_WORDS = frozenset({b"version", b"quit", b"mn", b"stats", b"lru_crawler"})
+
+#: Commands whose form decides which roles they need, and what else they need then.
+FINER: tuple[tuple[str, str], ...] = (
+    ("`UPR_OPEN` of a stream to the client", "`stream` or `manage`"),
+    ("`UPR_OPEN` of a stream to the node", "`replicate`"),
+    ("`UPR_CONTROL` `uprmc_hwt=manage`", "`manage`"),
+    ("`XDCR`, all verbs but `list`, `record`, `records`, `purged`", "`manage`"),
+    (
+        "`STAT` of a group but `settings` and `index`; `stats` likewise",
+        "`monitor`, `stream`, `replicate` or `manage`",
+    ),
+    ("`STAT reset`, `stats reset`", "`manage`"),
+    ("`stats cachedump`", "`read`"),
+    ("`incr`, `decr` without `noreply`; `ma` with `v`", "`read`, too"),
+    ("`mg` with `N`, `R` or `T`; to win the right to renew a stale item", "`write`, too"),
+    ("`lru_crawler metadump`, `mgdump`", "`read`"),
+    ("`lru_crawler` otherwise", "`manage`"),
+)
 
 _ALL = frozenset(range(256))
 
@@ -116,12 +144,48 @@ _ALL = frozenset(range(256))
 def role_of(opcode: int) -> frozenset[Role] | None:
     """Return the roles of which an opcode needs one, none if every user may use it.
 
-    ``None`` means that nobody may: the tables do not have it.
+    ``None`` means that nobody may: the tables do not have it. What needs two roles has both.
     """
-    if opcode in _with_quiet(_USERS | OPEN_OPCODES | _BOTH):
+    if opcode in _with_quiet(_USERS | OPEN_OPCODES):
         return frozenset()
+    if needs_both(opcode):
+        return _READ_AND_WRITE
+    if opcode in _ONLY_WRITE:
+        return frozenset({Role.WRITE})
     found = {role for role, opcodes in _OPCODES_OF.items() if opcode in _with_quiet(opcodes)}
     return frozenset(found) or None
+
+
+_READ_AND_WRITE = frozenset({Role.READ, Role.WRITE})
+
+
+def needs_both(opcode: int) -> bool:
+    """Tell whether an opcode needs all of its roles, and not any one of them."""
+    return opcode in _with_quiet(_BOTH) - _ONLY_WRITE
+
+
+def role_of_word(word: bytes) -> frozenset[Role]:
+    """Return the roles of which a word needs one, none if every user may say it."""
+    if word in _BOTH_WORDS:
+        return _READ_AND_WRITE
+    return frozenset(role for role, words in _WORDS_OF.items() if word in words)
+
+
+def needs_both_for_word(word: bytes) -> bool:
+    """Tell whether a word needs all of its roles, and not any one of them."""
+    return word in _BOTH_WORDS
+
+
+def needs(roles: frozenset[Role] | None, *, both: bool) -> str:
+    """Say what a refused command needs."""
+    named = [role.value for role in Role if role in (roles or ())]
+    return f"needs {(' and ' if both else ' or ').join(named)}" if named else "is for no role"
+
+
+@cache
+def needs_of(opcode: int) -> str:
+    """Say what an opcode needs."""
+    return needs(role_of(opcode), both=needs_both(opcode))
 
 
 @cache
@@ -132,16 +196,19 @@ def denied_opcodes(roles: frozenset[Role] | None) -> frozenset[int]:
     allowed = _USERS | OPEN_OPCODES
     for role in roles:
         allowed |= _OPCODES_OF[role]
-    if {Role.READ, Role.WRITE} <= roles:
+    if roles >= _READ_AND_WRITE:
         allowed |= _BOTH
-    return frozenset(map(int, Opcode)) - _with_quiet(allowed)
+    codes = _with_quiet(allowed)
+    if Role.WRITE in roles:
+        codes |= _ONLY_WRITE
+    return frozenset(map(int, Opcode)) - codes
 
 
 @cache
 def denied_words(roles: frozenset[Role]) -> frozenset[bytes]:
     """Return the words of the text protocol that a user with these roles may not say."""
     allowed = frozenset().union(*(_WORDS_OF.get(role, frozenset()) for role in roles))
-    if {Role.READ, Role.WRITE} <= roles:
+    if roles >= _READ_AND_WRITE:
         allowed |= _BOTH_WORDS
     return (frozenset().union(*_WORDS_OF.values()) | _BOTH_WORDS) - allowed
 

@@ -34,7 +34,9 @@ from uprmc.errors import (
     TooLarge,
 )
 from uprmc.kv import operations
+from uprmc.kv.door import require
 from uprmc.kv.services import Services
+from uprmc.login.users import Role
 from uprmc.model import CAS_LOCKED
 from uprmc.protocol.text import (
     ArithmeticLine,
@@ -54,7 +56,6 @@ from uprmc.protocol.text_replies import (
     DELETED,
     EXISTS,
     NOT_A_NUMBER,
-    NOT_AUTHORIZED,
     NOT_FOUND,
     NOT_STORED,
     OK,
@@ -64,6 +65,7 @@ from uprmc.protocol.text_replies import (
     TEMPORARY_FAILURE,
     TOO_LARGE,
     TOUCHED,
+    not_authorized,
     number_line,
     version_line,
 )
@@ -74,7 +76,6 @@ LOCKED = b"SERVER_ERROR locked\r\n"
 _VERBOSITY_MOST = 2
 
 _LINES: dict[type[CommandError], bytes] = {
-    AccessDenied: NOT_AUTHORIZED,
     KeyNotFound: NOT_FOUND,
     KeyExists: EXISTS,
     NotStored: NOT_STORED,
@@ -94,6 +95,8 @@ def refusal_line(error: CommandError) -> bytes:
     """Return the line that answers `error`."""
     if isinstance(error, TextSyntaxError):
         return error.reply
+    if isinstance(error, AccessDenied):
+        return not_authorized(str(error))
     return _LINES.get(type(error), BAD_LINE_FORMAT)
 
 
@@ -177,6 +180,8 @@ def decr(services: Services, line: ArithmeticLine) -> bytes:
 
 
 def _shift(services: Services, line: ArithmeticLine, *, down: bool) -> bytes:
+    if not line.noreply:
+        require(services.door, Role.READ, "decr" if down else "incr")
     bucket, padded = services.bucket, services.pads_counters
     vbucket = bucket.of_key(line.key)
     number, _, _ = operations.add_delta(

@@ -23,7 +23,13 @@ from uprmc.engine.expiry import absolute_expiry
 from uprmc.errors import CommandError, NotResident
 from uprmc.kv import meta_commands, text_commands
 from uprmc.kv.conversation import Conversation
-from uprmc.kv.roles import MANAGEMENT_WORDS, denied_words
+from uprmc.kv.roles import (
+    MANAGEMENT_WORDS,
+    denied_words,
+    needs,
+    needs_both_for_word,
+    role_of_word,
+)
 from uprmc.kv.services import Services
 from uprmc.kv.text_commands import most_value_bytes, refusal_line, remove
 from uprmc.kv.text_crawler import crawl
@@ -43,10 +49,10 @@ from uprmc.protocol.text_meta import STORE_MODES, MetaLine, parse_meta
 from uprmc.protocol.text_replies import (
     BAD_DATA_CHUNK,
     ERROR,
-    NOT_AUTHORIZED,
     OK,
     TEMPORARY_FAILURE,
     TOO_LARGE,
+    not_authorized,
 )
 
 LINE_END = b"\r\n"
@@ -208,7 +214,9 @@ class TextConversation(Conversation):
         door = self._services.door
         assert door is not None
         door.denied(words[0].decode())
-        self._send(NOT_AUTHORIZED)
+        word = words[0]
+        wanted = needs(role_of_word(word), both=needs_both_for_word(word))
+        self._send(not_authorized(wanted))
         if words[0] not in _BLOCKS:
             return after
         try:
@@ -296,15 +304,18 @@ class TextConversation(Conversation):
     # --- commands that change the conversation ----------------------------------------------------
 
     def _stats(self, words: list[bytes]) -> None:
-        try:
-            self._send_made(statistics(self._services, words))
-        except CommandError as error:
-            self._send(refusal_line(error))
+        self._send_made(statistics, words)
 
     def _crawl(self, words: list[bytes]) -> None:
-        self._send_made(crawl(self._services, words))
+        self._send_made(crawl, words)
 
-    def _send_made(self, reply: bytes | Iterator[bytes]) -> None:
+    def _send_made(
+        self, make: Callable[[Services, list[bytes]], bytes | Iterator[bytes]], words: list[bytes]
+    ) -> None:
+        try:
+            reply = make(self._services, words)
+        except CommandError as error:
+            reply = refusal_line(error)
         if isinstance(reply, bytes):
             self._send(reply)
         else:

@@ -17,8 +17,10 @@ from urllib.parse import quote_from_bytes
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.walk import slices
 from uprmc.kv.control import Crawler
+from uprmc.kv.door import require
 from uprmc.kv.services import ITEM_HEADER_BYTES, Services
 from uprmc.kv.text_statistics import SLAB_CLASSES, THE_SLAB_CLASS
+from uprmc.login.users import Role
 from uprmc.model import Item
 from uprmc.protocol.text import parse_flags
 from uprmc.protocol.text_replies import (
@@ -49,6 +51,8 @@ Line = Callable[[VBucket, Item], bytes]
 
 def crawl(services: Services, words: list[bytes]) -> bytes | Iterator[bytes]:
     """Answer any form of ``lru_crawler``."""
+    dumps = len(words) > 1 and words[1] in _DUMPS
+    require(services.door, Role.READ if dumps else Role.MANAGE, _named(words))
     if len(words) == 2 and words[1] in _SWITCHES:
         return _switch(services.control.crawler, _SWITCHES[words[1]])
     if len(words) != 3:
@@ -69,6 +73,11 @@ def crawl(services: Services, words: list[bytes]) -> bytes | Iterator[bytes]:
     if not wanted:
         return end
     return _dump(services, line, end)
+
+
+def _named(words: list[bytes]) -> str:
+    known = words[1:] and (words[1] in {*_DUMPS, *_SWITCHES, *_NUMBERS} or words[1] == b"crawl")
+    return f"lru_crawler {words[1].decode()}" if known else "lru_crawler"
 
 
 def _switch(crawler: Crawler, enabled: bool) -> bytes:

@@ -21,13 +21,23 @@ from uprmc.engine.watermarks.table import Outpaced
 from uprmc.errors import OutOfPlace, RemoteProtocolError, RollbackRequired, StreamNotFound
 from uprmc.kv.binary_conversation import Request
 from uprmc.kv.binary_session import BinarySession
+from uprmc.kv.door import Door, require
 from uprmc.kv.refusals import REFUSALS
 from uprmc.kv.stream_requests import answers_to_starts
 from uprmc.kv.watermark_reports import answers_to_reports
+from uprmc.login.users import Role
 from uprmc.protocol.header import ResponseFrame, encode_request, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE, check_deletion
-from uprmc.protocol.watermarks import HWT_PURGED_EXTRAS
+from uprmc.protocol.watermarks import (
+    HWT_PURGED_EXTRAS,
+    ID_MAX_BYTES,
+    MANAGE,
+    OP_REMOVE,
+    WATERMARKS_KEY,
+    decode_report,
+)
+from uprmc.protocol.watermarks_many import REPORTS_EXTRAS
 from uprmc.upr.keepalive import Due
 from uprmc.upr.peer import Peer, UprRequest
 from uprmc.upr.produce.producer import Producer
@@ -52,6 +62,9 @@ _FRAMES = frozenset(
 
 #: Requests that only a producer knows; they name their vBucket themselves.
 _OF_PRODUCERS = frozenset({Opcode.BARRIER_ADD, Opcode.HWT_REPORT, Opcode.HWT_READ})
+
+#: What may change the watermarks of others.
+_OF_ROWS = frozenset({Opcode.UPR_CONTROL, Opcode.HWT_REPORT, Opcode.HWT_REPORTS})
 
 _DELETIONS = frozenset({Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION})
 
@@ -236,7 +249,9 @@ class UprSession(BinarySession):
 
     def _carry_out(self, request: Request) -> bool:
         """See `BinarySession`."""
-        opcode = request.opcode
+        opcode, door = request.opcode, self.services.door
+        if door is not None and opcode in _OF_ROWS and not self._may_change_rows(door, request):
+            return True
         asked = opcode in _OF_PRODUCERS and isinstance(self.peer, Producer)
         many = _MANY.get(opcode) if isinstance(self.peer, Producer) else None
         if many is not None:
@@ -272,6 +287,22 @@ class UprSession(BinarySession):
                 self.reply(request, extras=answer.extras, value=answer.value)
         return True
 
+    def _may_change_rows(self, door: Door, request: Request) -> bool:
+        """Refuse to change the watermarks of others, but to managers; note who removes any."""
+        opcode, key = request.opcode, request.key
+        try:
+            if opcode == Opcode.UPR_CONTROL:
+                if key == WATERMARKS_KEY and request.value == MANAGE:
+                    require(door, Role.MANAGE, "UPR_CONTROL uprmc_hwt=manage")
+            elif _operation(request) == OP_REMOVE:
+                name = key[:ID_MAX_BYTES].decode("utf-8", "replace")
+                where = f" vb_{request.number}" if opcode == Opcode.HWT_REPORT else ""
+                door.managed(f"{Opcode(opcode).name} remove {name}{where}")
+        except REFUSALS as error:
+            self._refuse(opcode, request.opaque, error)
+            return False
+        return True
+
     def _answer_many(self, answers: Answers, request: Request) -> None:
         """Carry out a request for many vBuckets, a part in each turn."""
         assert isinstance(self.peer, Producer)
@@ -281,6 +312,13 @@ class UprSession(BinarySession):
             self._refuse(request.opcode, request.opaque, error)
         else:
             self._send_from(replies)
+
+
+def _operation(request: Request) -> int:
+    """Return what a report does to its rows."""
+    if request.opcode == Opcode.HWT_REPORT:
+        return decode_report(request.extras).op
+    return int(REPORTS_EXTRAS.unpack(request.extras)[2])
 
 
 def _passed_on(request: Request) -> UprRequest:
@@ -323,9 +361,9 @@ class ClientSession(BinarySession):
         Which role it needs depends on who will send the changes.
         """
         producer = flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER)
-        wanted = Opcode.UPR_STREAM_REQUEST if producer else Opcode.UPR_MUTATION
+        wanted = Opcode.HWT_REPORT if producer else Opcode.UPR_MUTATION
         if wanted in self._denied:
-            self._deny(opening.opcode, opening.opaque)
+            self._deny(opening.opcode, opening.opaque, wanted)
             return
         self.successor = UprSession(self, self._wake, opening, flags)
         self.reply(opening)

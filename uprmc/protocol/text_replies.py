@@ -21,7 +21,6 @@ ERROR = b"ERROR\r\n"
 NOT_AUTHENTICATED = b"CLIENT_ERROR unauthenticated\r\n"
 WRONG_PASSWORD = b"CLIENT_ERROR authentication failure\r\n"
 NOT_IN_CLEAR = b"CLIENT_ERROR a password in clear needs TLS here\r\n"
-NOT_AUTHORIZED = b"CLIENT_ERROR not authorized\r\n"
 SHUTDOWN_NOT_ENABLED = b"ERROR: shutdown not enabled\r\n"
 MEMLIMIT_TOO_SMALL = b"MEMLIMIT_TOO_SMALL cannot set maxbytes to less than 8m\r\n"
 
@@ -84,6 +83,11 @@ def stat_line(name: bytes, value: bytes) -> bytes:
 def number_line(number: int) -> bytes:
     """Return the answer to ``incr`` and ``decr``."""
     return b"%d\r\n" % number
+
+
+def not_authorized(why: str) -> bytes:
+    """Return the line for a command whose role the user does not have."""
+    return b"CLIENT_ERROR not authorized: %b\r\n" % why.encode()
 
 
 def version_line(version: bytes) -> bytes:

@@ -40,7 +40,7 @@ _CHALLENGE = b'Basic realm="uprmc", charset="UTF-8"'
 
 #: Pages of a node that probes ask for, and those that show documents; others need `MONITOR`.
 OPEN_PATHS = frozenset({b"/healthz", b"/readyz"})
-_DOCUMENTS = frozenset({b"/changes"})
+DOCUMENT_PATHS = frozenset({b"/changes"})
 
 
 def gate(site: LimitedSite, access: Access, listener: str, role_of: RoleOf) -> None:
@@ -53,7 +53,7 @@ def role_of_page(request: Request) -> Role | None:
     """Return the role that a page of a node needs."""
     if request.path in OPEN_PATHS:
         return None
-    return Role.STREAM if request.path in _DOCUMENTS else Role.MONITOR
+    return Role.STREAM if request.path in DOCUMENT_PATHS else Role.MONITOR
 
 
 class Gated(Resource):
@@ -150,7 +150,7 @@ class Gated(Resource):
             if user is None or role not in user.roles:
                 self._access.stats.auth_denied += 1
                 self._note(request, name, _action(request), "refused")
-                answer = _refusal(request, http.FORBIDDEN, f"this page needs the role {role}")
+                answer = _refusal(request, http.FORBIDDEN, f"not authorized: needs {role}")
             else:
                 if role is Role.MANAGE:
                     self._note(request, name, _action(request), "allowed")
