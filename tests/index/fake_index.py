@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 
 from tests.index.memory_tree import MemoryTree
 from uprmc.index.design import Design
-from uprmc.index.errors import Refused, not_found
+from uprmc.index.errors import Damaged, Refused, not_found
 from uprmc.index.model import Stale, Token
 from uprmc.metrics import Metric
 
@@ -90,6 +90,9 @@ class FakeGroup:
         self.asked.append(("monitor", vbucket, seqno, vb_uuid, timeout_s))
         if self.refusal is not None:
             raise self.refusal
+
+    def damaged(self, snapshot: FakeSnapshot, error: Damaged) -> None:
+        self.asked.append((snapshot, error))
 
     async def compact(self) -> None:
         self.asked.append("compact")

@@ -19,6 +19,8 @@ from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
 from tests.index.running import BY_CITY, IndexServer, cities, index_server, store
 from tests.index.test_store_histories import KEYS, Histories
+from uprmc.index.errors import Damaged
+from uprmc.index.tree import IndexFile
 from uprmc.index.tree.disk import OsDisk
 
 FAILED = "event.index_failed"
@@ -208,3 +210,53 @@ def test_an_index_with_a_block_that_cannot_be_read_is_built_again(
         assert len(rows) == 310
         assert len(lines_of(data, "event.index_damaged")) == 1
         assert not lines_of(data, "Traceback")
+
+
+def test_a_block_that_only_readers_need_is_found_by_them_and_the_index_is_built_again(
+    node: ServerProcess, tmp_path: Path
+) -> None:
+    data = tmp_path / "index"
+    store(node, cities(range(2_000)))
+    with index_server(data, node.upr) as server:
+        server.views.put("d", BY_CITY)
+        assert server.views.count() == 2_000
+        server.stop()
+    (path,) = data.rglob("*.index")
+    damage(path, 1)
+    with index_server(data, node.upr, settings=SETTINGS) as server:
+        views = server.views
+        views.until("it is ready", lambda info: info["state"] == "ready")
+        damaged = views.query(reduce="false", stale="ok")
+        assert (damaged.status, damaged.body["error"]) == (500, "unreadable")
+        assert "built again" in damaged.body["reason"]
+        views.until("it has a new file", lambda info: info["faults"])
+        rows = views.rows()
+        assert [row["key"] for row in rows].count("c3") == 286
+        assert len(lines_of(data, "event.index_damaged")) == 1
+        assert not lines_of(data, "Traceback")
+
+
+def test_a_block_that_only_a_compaction_needs_is_found_by_it(machine: Histories) -> None:
+    machine.change(0, [(b"%d" % number, number) for number in range(2_000)], 9_999, header=True)
+    machine.store.close(orderly=True)
+    (path,) = machine.path.glob("*.index")
+    damage(path, 1)
+    machine.store = machine.opened()
+    machine.store.begin_compaction()
+    machine.work()
+    with pytest.raises(Damaged, match="checksum"):
+        machine.work()
+    assert machine.store.compacting.failed == 1
+
+
+def damage(path: Path, tree: int) -> None:
+    """Make a leaf of a tree unreadable; 0 = of the id tree. Roots are looked at with headers."""
+    file = IndexFile.open(path)
+    assert file.header is not None
+    root = file.header.roots[tree]
+    assert root is not None
+    leaf = file.read(root, file.number).pointers[1]  # type: ignore[union-attr]
+    file.close()
+    content = bytearray(path.read_bytes())
+    content[leaf.offset + leaf.size // 2] ^= 1
+    path.write_bytes(content)

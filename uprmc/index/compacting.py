@@ -64,6 +64,7 @@ class Compaction:
         self._edits: list[tuple[Sequence[Edit], int]] = []
         self._bytes = 0
         self._abandoned = False
+        self._damage: Damaged | None = None
         self._copy: IndexFile | None = None
         self._thread = threading.Thread(target=self._run, name="uprmc-index-compaction")
         self._thread.start()
@@ -79,8 +80,10 @@ class Compaction:
             )
         except _Abandoned:
             pass
-        except (OSError, Damaged) as error:
+        except OSError as error:
             self.error = str(error)
+        except Damaged as error:
+            self._damage, self.error = error, str(error)
         finally:
             self._done()
 
@@ -106,8 +109,14 @@ class Compaction:
         return not self._thread.is_alive()
 
     def result(self) -> tuple[IndexFile, Trees] | None:
-        """Return the copy and its trees with all edits, ``None`` = there is no copy."""
+        """Return the copy and its trees with all edits, ``None`` = there is no copy.
+
+        Raises:
+            Damaged: what was to be copied cannot be read.
+        """
         self._thread.join()
+        if self._damage is not None:
+            raise self._damage
         if self._copy is None:
             return None
         try:
@@ -182,12 +191,13 @@ class Compactions:
         """End the present one; see `Compaction.result`. Why there is no copy is said once."""
         current, self.current = self.current, None
         assert current is not None
-        found = current.result()
-        if current.error and current.error != self.error:
-            _LOG.warning("an index file is not compacted: %s", current.error)
-        self.failed += bool(current.error)
-        self.error = current.error
-        return found
+        try:
+            return current.result()
+        finally:
+            if current.error and current.error != self.error:
+                _LOG.warning("an index file is not compacted: %s", current.error)
+            self.failed += bool(current.error)
+            self.error = current.error
 
     def abandon(self) -> None:
         """Make an end of the present one."""

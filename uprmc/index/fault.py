@@ -5,14 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from uprmc.consume.retry import Backoff
-from uprmc.index.errors import Damaged, GivenUp
+from uprmc.index.errors import Damaged, GivenUp, RolledBack
 from uprmc.index.news import OnEvent
 
 #: The next life begins after this long, then twice as long each time, up to this.
 _RETRY_S, _RETRY_MAX_S = 0.1, 5.0
-
-#: A file that was found to be damaged this often, one time after the other, is given up.
-_DAMAGES = 2
 
 
 class Fault:
@@ -28,7 +25,6 @@ class Fault:
         self.count = 0
         self._design, self._on_event = design, on_event
         self._kind: tuple[Any, ...] = ()
-        self._damages = 0
         self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
 
     def note(self, error: BaseException) -> None:
@@ -54,10 +50,8 @@ class Fault:
         self._backoff.good()
 
     def needs_new_file(self, error: BaseException) -> bool:
-        """Return whether this error is damage that has come time and again."""
-        self._damages = self._damages + 1 if isinstance(error, Damaged) else 0
-        if self._damages < _DAMAGES:
+        """Return whether this error is damage, which no other attempt mends, and tell it."""
+        if not isinstance(error, Damaged) or isinstance(error, RolledBack):
             return False
-        self._damages = 0
         self._on_event("index_damaged", {"design": self._design, "reason": str(error)})
         return True

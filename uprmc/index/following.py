@@ -21,8 +21,9 @@ from twisted.internet.defer import Deferred, ensureDeferred
 from uprmc.client.twisted_link import MakeEndpoint
 from uprmc.config import IndexSettings
 from uprmc.index.bitmaps import bitmap, numbers
+from uprmc.index.errors import Damaged
 from uprmc.index.fault import Fault
-from uprmc.index.index_file import Facts, States
+from uprmc.index.index_file import Facts, OpenFile, States
 from uprmc.index.model import Token
 from uprmc.index.news import OnEvent, counts_of, tell_news
 from uprmc.index.source import Source
@@ -249,6 +250,17 @@ class Following:
             if vb in seqnos
             and has_all(found.positions.get(vb), found.facts.get(vb), log, seqnos[vb])
         )
+
+    def damaged(self, file: OpenFile, error: Damaged) -> None:
+        """A reader has found a block of a file that cannot be read: it is built again."""
+        updater = self._updater
+        if updater is None or updater.store.files.current is not file:
+            return  # it is out of use, or was told already
+
+        def fail() -> None:
+            raise error
+
+        updater.do(fail).addErrback(unheard)
 
     async def take_source(self) -> None:
         """Follow what the source has, unless `_set_states` decides."""

@@ -13,7 +13,15 @@ from typing import Any
 from uprmc.config import IndexSettings
 from uprmc.index.bitmaps import bitmap, numbers
 from uprmc.index.design import Design
-from uprmc.index.errors import Refused, Replaced, bad_request, outdated, timed_out, version_lost
+from uprmc.index.errors import (
+    Damaged,
+    Refused,
+    Replaced,
+    bad_request,
+    outdated,
+    timed_out,
+    version_lost,
+)
 from uprmc.index.following import Following
 from uprmc.index.freshness import Freshness
 from uprmc.index.model import Stale, Token
@@ -305,6 +313,10 @@ class Group:
             return {}
         counts = [tree.count for tree in store.view.trees.views]
         return dict(zip((view.name for view in self.design.views), counts, strict=True))
+
+    def damaged(self, snapshot: Snapshot, error: Damaged) -> None:
+        """What a snapshot reads is damaged."""
+        self.following.damaged(snapshot.file, error)
 
     async def compact(self) -> None:
         """Begin to compact the file."""

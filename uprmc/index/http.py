@@ -108,7 +108,8 @@ class _Root(Resource):
         error = failure.value
         if isinstance(error, Damaged | OSError):
             _LOG.error("request failed: %r: %s", request.path, error)
-            error = Refused(500, "unreadable", f"a file of the index cannot be used: {error}")
+            more = "; the index is built again" if isinstance(error, Damaged) else ""
+            error = Refused(500, "unreadable", f"a file of the index cannot be used: {error}{more}")
         if not isinstance(error, Refused):
             _LOG.error("request failed: %r", request.path, exc_info=traceback_of(failure))
             error = Refused(500, "internal_error", "this request failed; the log says why")

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from uprmc.index.design import Design
+from uprmc.index.errors import Damaged
 from uprmc.index.model import Lost, Stale, Token
 from uprmc.index.query import Tree
 from uprmc.metrics import Metric
@@ -71,6 +72,9 @@ class Group(Protocol):
 
     async def monitor(self, vbucket: int, seqno: int, vb_uuid: int, timeout_s: float) -> None:
         """Return when a version is indexed; raise `Refused`."""
+
+    def damaged(self, snapshot: Any, error: Damaged) -> None:
+        """What a snapshot reads is damaged."""
 
     async def compact(self) -> None:
         """Begin to compact the file."""

@@ -16,12 +16,13 @@ class Snapshot:
         active: bitmap of the vBuckets whose rows count.
 
     Attributes:
+        file: which the trees are in.
         wanted: the same, ``None`` = all rows that are in the trees count.
         building: nothing is in the trees yet.
     """
 
     def __init__(self, view: View, active: int) -> None:
-        self._view = view
+        self._view, self.file = view, view.file
         self.building = view.building
         self._active = active
         self.wanted: int | None = active if view.trees.vbuckets & ~active else None

@@ -125,6 +125,13 @@ class ViewPage:
         if query.signature not in ("", group.design.signature):
             raise outdated(vbuckets or (), "another definition answers now", query.epoch or 0)
         snapshot = await group.snapshot(query.stale, query.at, vbuckets, query.epoch, timeout_s)
+
+        def released(failure: Failure | None) -> None:
+            snapshot.release()
+            error = None if failure is None else failure.value
+            if isinstance(error, Damaged) and not isinstance(error, RolledBack):
+                group.damaged(snapshot, error)
+
         pieces = run(
             query,
             snapshot,
@@ -136,7 +143,7 @@ class ViewPage:
         await self._send(
             request,
             ThreadPieces(pieces, self._reactor, self._pool),
-            self._ended(request, query, began, snapshot.release),
+            self._ended(request, query, began, released),
         )
 
     async def _send(
@@ -158,11 +165,11 @@ class ViewPage:
         request: Request,
         query: Query,
         began: float,
-        release: Callable[[], None] | None = None,
+        release: Callable[[Failure | None], None] | None = None,
     ) -> Callable[..., None]:
         def ended(sent: bool, failure: Failure | None) -> None:
             if release is not None:
-                release()
+                release(failure)
             if failure is not None and not request.startedWriting:
                 return  # it is answered, and counted, as a refusal
             if failure is not None:

@@ -9,6 +9,7 @@ Source: systems reference c.3, c.5.
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import zlib
@@ -315,7 +316,12 @@ class IndexFile:
     def _read_node(self, pointer: Pointer) -> Node:
         record = self._waiting(pointer.offset)
         if record is None:
-            record = self._disk.read_at(pointer.offset, pointer.size)
+            try:
+                record = self._disk.read_at(pointer.offset, pointer.size)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                raise Damaged(f"{self.path}: at {pointer.offset}: {error.strerror}") from None
         return decode(record, f"{self.path}: at {pointer.offset}")
 
     def _waiting(self, offset: int) -> bytes | None:
