@@ -164,5 +164,9 @@ class StoreCorrupt(StoreError):
     """A record cannot be read back."""
 
 
+class StoreTaken(StoreError):
+    """Another process has opened the data directory: this one must end."""
+
+
 class StoreRefused(StoreError):
     """The data directory cannot be used; the text is one line for the operator."""

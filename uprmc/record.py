@@ -26,7 +26,8 @@ A kind's two lowest bits are the `Life`. `ABSENT` marks a document whose value i
 tail ends after the flags. `ORIGIN` marks a version that was first accepted elsewhere. Any other
 version was accepted in its own vBucket: its seqno and the failover log tell the same. The two
 highest bits are the **age** of the value in memory, a hint for the pager that means nothing on
-disk. The other bits are 0; they are for optional sections.
+disk. `LOST` marks, in memory only, an `ABSENT` document whose record on disk is damaged: nothing is
+known of it but its key and seqno. The last bit is 0; it is for an optional section.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ RECORD_VERSION = 2
 LIFE_BITS = 0x03
 ABSENT = 0x04
 ORIGIN = 0x08
+LOST = 0x10
 AGE_BITS = 0xC0
 
 #: Ages. A record is made as `UNREAD`. A read makes it `READ`; each sweep of the pager adds
@@ -114,6 +116,11 @@ def build(
     kind, *others = front
     begin = FRONT.pack(RECORD_VERSION, kind | ORIGIN, *others)
     return begin + key + ORIGIN_SECTION.pack(*origin) + TAIL.pack(cas, flags) + value
+
+
+def stand_in(key: bytes, seqno: int) -> bytes:
+    """Return what is known of a document whose record is damaged."""
+    return build((ABSENT | LOST, 0, 0, len(key), 0, seqno), key, 0, 0, b"")
 
 
 def unpack(record: bytes) -> Item:

@@ -17,7 +17,7 @@ from tests.sim.judges import StoreJudge, complain
 from tests.sim.world import World
 from uprmc.errors import StoreError, StoreFull, StoreMapFull
 from uprmc.model import Item, VBucketHeader
-from uprmc.storage.interface import Batch, StoreUsage
+from uprmc.storage.interface import Batch, Damaged, StoreUsage
 from uprmc.storage.memory import MemoryStore, MemoryView
 
 
@@ -147,7 +147,9 @@ class WeakView(DiskView):
             self._check()
             yield record
 
-    def portions_after(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
+    def portions_after(
+        self, vbucket: int, seqno: int, damaged: list[Damaged] | None = None
+    ) -> Iterator[list[bytes]]:
         """Yield records one by one until it breaks."""
         for record in self.records_after(vbucket, seqno):
             yield [record]
@@ -186,6 +188,16 @@ class DiskStore:
     def local(self, name: bytes) -> bytes | None:
         """Return a local document."""
         return self._medium.local(name)
+
+    def check_owner(self) -> None:
+        """Do nothing: it has one owner."""
+
+    def take_damaged(self) -> list[Damaged]:
+        """Return nothing: this disk does not decay."""
+        return []
+
+    def healed(self, record: Damaged) -> None:
+        """Ignore it."""
 
     def usage(self) -> StoreUsage:
         """Return sizes."""

@@ -9,6 +9,7 @@ from pathlib import Path
 import lmdb
 
 from uprmc.model import Item, VBucketHeader
+from uprmc.record import pack
 
 #: Version, lengths of key and value, flags, expiry, CAS, seqno, revision, datatype, life.
 HEAD = struct.Struct(">BBIIIQQQBB")
@@ -35,6 +36,48 @@ def write_old(
                     txn.put(prefix + item.key, head, db=by_id)
                     record = head + item.key + (item.value or b"")
                     txn.put(prefix + struct.pack(">Q", item.seqno), record, db=by_seq)
+
+
+def write_4(path: Path, stored: dict[int, tuple[VBucketHeader, Iterable[Item]]]) -> None:
+    """Make a directory of format 4: segments of up to seven records, every tenth of them stale."""
+    path.mkdir(parents=True)
+    with lmdb.open(str(path), max_dbs=5, map_size=1 << 28, sync=False) as environment:
+        by_id, by_seq, meta, local, stale = (
+            environment.open_db(name) for name in (b"by-id", b"by-seq", b"meta", b"local", b"stale")
+        )
+        with environment.begin(write=True) as txn:
+            identity = struct.pack(">8sHHQB", b"uprmc\r\n\x00", 4, 1_024, 0xBEEF, 0)
+            txn.put(b"identity", identity, db=meta)
+            txn.put(b"extent", bytes(8), db=meta)
+            txn.put(b"=note", b"kept", db=local)
+            for number, (header, items) in stored.items():
+                prefix = struct.pack(">H", number)
+                txn.put(b"vbucket:" + prefix, packed_header(header, 2), db=meta)
+                records: list[bytes] = []
+                for at, item in enumerate(items):
+                    record, seqno = pack(item), struct.pack(">Q", item.seqno)
+                    alone = b"\1" if len(record) > 2_040 else b""
+                    txn.put(prefix + item.key, seqno + alone, db=by_id)
+                    if at % 10 == 9 and not alone:
+                        former = struct.pack(">Q", item.seqno - 1)
+                        txn.put(prefix + former, b"", db=stale)
+                        records.append(record[:16] + former + record[24:])
+                    if alone and records:
+                        _put_4(txn, by_seq, prefix, records)
+                    records.append(record)
+                    if alone or len(records) > 6:
+                        _put_4(txn, by_seq, prefix, records)
+                if records:
+                    _put_4(txn, by_seq, prefix, records)
+
+
+def _put_4(
+    txn: lmdb.Transaction[bytes], by_seq: lmdb._Database, prefix: bytes, records: list[bytes]
+) -> None:
+    lengths = [len(record) for record in records]
+    head = struct.pack(f">H{len(records)}I", len(records), *lengths)
+    txn.put(prefix + records[-1][16:24], head + b"".join(records), db=by_seq)
+    records.clear()
 
 
 def packed_head(item: Item) -> bytes:

@@ -11,8 +11,9 @@ import lmdb
 import pytest
 
 from tests.contracts.store_values import by_seq, live, write
-from tests.storage.processes import ROOT, claim, python_command
-from uprmc.errors import StoreRefused
+from tests.storage.processes import ROOT, claim, python_command, run_python
+from uprmc.config import StorageSettings
+from uprmc.errors import StoreRefused, StoreTaken
 from uprmc.storage.directory import GUARD_FILE, open_directory
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE
@@ -186,3 +187,62 @@ def test_a_copied_directory_and_a_moved_one_have_what_the_first_had(path: Path) 
         assert by_seq(view) == [(b"k", 1)]
         view.close()
         store.close()
+
+
+# --- what was a store once, and whose it is -------------------------------------------------------
+
+
+@pytest.mark.parametrize("accident", ["gone", "empty", "as LMDB makes it"])
+def test_a_directory_whose_data_are_gone_is_refused_unless_it_is_meant(
+    path: Path, accident: str
+) -> None:
+    open_directory(path, uuid=1).close()
+    (path / DATA_FILE).unlink()
+    if accident == "empty":
+        (path / DATA_FILE).touch()
+    elif accident != "gone":
+        lmdb.open(str(path)).close()
+    text = refusal(path)
+    assert "a node has used" in text
+    assert "--start-empty" in text
+    assert (path / DATA_FILE).exists() == (accident != "gone"), "nothing was made"
+    store = open_directory(path, uuid=2, settings=StorageSettings(start_empty=True))
+    assert store.identity().uuid == 2
+    store.close()
+    open_directory(path, uuid=3).close()
+
+
+def test_a_start_that_never_came_to_a_store_may_be_repeated(path: Path) -> None:
+    path.mkdir()
+    (path / GUARD_FILE).touch()
+    (path / "lock.mdb").touch()
+    open_directory(path, uuid=1).close()
+
+
+def test_the_process_that_opened_a_directory_before_commits_nothing_any_more(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems grant a lock to everybody."""
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    first = open_directory(path, uuid=1)
+    first.commit(write(live(b"k", 1)))
+    first.check_owner()
+    code = """
+    import fcntl, sys
+    from pathlib import Path
+    from tests.contracts.store_values import live, write
+    from uprmc.storage.directory import open_directory
+    fcntl.flock = lambda *_: None
+    store = open_directory(Path(sys.argv[1]), uuid=2)
+    store.commit(write(live(b"theirs", 2)))
+    store.close()
+    """
+    run_python(code, str(path))
+    with pytest.raises(StoreTaken, match="another process"):
+        first.check_owner()
+    with pytest.raises(StoreTaken):
+        first.commit(write(live(b"ours", 2)))
+    view = first.view()
+    assert by_seq(view) == [(b"k", 1), (b"theirs", 2)]
+    view.close()
+    first.close()

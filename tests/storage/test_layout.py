@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +48,8 @@ def test_a_header_of_version_2_is_laid_out_as_documented() -> None:
 def test_an_identity_is_laid_out_as_documented() -> None:
     identity = Identity(4, 1024, 0xBEEF, ConflictRule.TIMESTAMP)
     packed = layout.pack_identity(identity)
-    assert packed == b"uprmc\r\n\x00" + bytes.fromhex("0004 0400 000000000000beef 01")
+    content = b"uprmc\r\n\x00" + bytes.fromhex("0004 0400 000000000000beef 01")
+    assert packed == content + crc32(content, crc32(b"identity")).to_bytes(4, "big")
     assert layout.unpack_identity(packed) == identity
     assert layout.unpack_identity(packed[:20]).conflict_rule is ConflictRule.REVISION, "until 3"
     with pytest.raises(StoreCorrupt, match="number 2"):
@@ -87,6 +90,20 @@ def test_a_header_of_another_version_is_never_read(version: int) -> None:
     header = VBucketHeader(VBucketState.ACTIVE, 5, SnapshotRange(5, 5), ())
     with pytest.raises(StoreCorrupt):
         layout.unpack_header(bytes([version]) + layout.pack_header(header)[1:])
+
+
+@given(st.binary(min_size=1, max_size=12), st.binary(max_size=90), st.data())
+def test_a_seal_notices_a_flipped_bit_and_another_key(
+    key: bytes, value: bytes, data: st.DataObject
+) -> None:
+    sealed = layout.sealed(key, value)
+    assert layout.unsealed(key, sealed) == value
+    bit = data.draw(st.integers(0, 8 * len(sealed) - 1))
+    flipped = bytearray(sealed)
+    flipped[bit // 8] ^= 1 << bit % 8
+    for name, stored in ((key, bytes(flipped)), (key + b"x", sealed), (key, sealed[:-1])):
+        with pytest.raises(StoreCorrupt):
+            layout.unsealed(name, stored)
 
 
 @pytest.mark.parametrize("data", [b"", b"uprmc", b"x" * 20, bytes(40)])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from xxhash import xxh3_64_intdigest as checksum
 
 from tests.contracts.store_values import live
 from uprmc.core import form
@@ -43,8 +44,11 @@ def records_of(sizes: list[int]) -> list[bytes]:
 
 def test_a_segment_is_laid_out_as_documented() -> None:
     one, two = records_of([1, 2])
-    lengths = len(one).to_bytes(4, "big") + len(two).to_bytes(4, "big")
-    assert join([one, two]) == b"\x00\x02" + lengths + one + two
+    key = PREFIX + two[SEQNO]
+    sums = [checksum(each, 0x0102) % 2**32 for each in (one, two)]
+    numbers = [len(one), len(two), *sums]
+    content = b"\x00\x02" + b"".join(each.to_bytes(4, "big") for each in numbers) + one + two
+    assert join(key, [one, two]) == checksum(content, checksum(key)).to_bytes(8, "big") + content
 
 
 @given(lengths)
@@ -87,12 +91,39 @@ def test_what_is_stale_is_left_out(segments: Any) -> None:
 def test_a_segment_that_was_cut_is_never_taken_for_one(
     segments: Any, sizes: list[int], data: st.DataObject
 ) -> None:
-    segment = join(records_of(sizes))
+    segment = join(PREFIX + bytes(8), records_of(sizes))
     with pytest.raises(StoreCorrupt):
         segments.split(segment[: data.draw(st.integers(0, len(segment) - 1))])
 
 
-@pytest.mark.parametrize("segment", [b"\0\0", b"\0\1\0\0\0\5hello", bytes(60)])
+@given(st.lists(st.integers(0, 90), min_size=1, max_size=9), st.data())
+def test_a_flipped_bit_is_noticed_and_only_its_record_is_lost(
+    segments: Any, sizes: list[int], data: st.DataObject
+) -> None:
+    records = records_of(sizes)
+    ((key, segment),) = segments.packed(PREFIX, records)
+    assert segments.is_intact(key, segment)
+    assert not segments.is_intact(b"\1\3" + key[2:], segment)
+    bit = data.draw(st.integers(0, 8 * len(segment) - 1))
+    damaged = bytearray(segment)
+    damaged[bit // 8] ^= 1 << bit % 8
+    assert not segments.is_intact(key, bytes(damaged))
+    sound = segments.sound(key, bytes(damaged))
+    assert set(sound) <= set(records)
+    if bit // 8 >= len(segment) - sum(map(len, records)):
+        assert len(sound) == len(records) - 1
+
+
+def test_a_spoiled_record_is_taken_for_damaged_and_others_are_not(segments: Any) -> None:
+    one, two, three = records_of([1, 2, 3])
+    segment = segments.join(PREFIX + three[SEQNO], [one, two, three], {two})
+    assert not segments.is_intact(PREFIX + three[SEQNO], segment)
+    assert segments.sound(PREFIX + three[SEQNO], segment) == [one, three]
+
+
+@pytest.mark.parametrize(
+    "segment", [b"\0\0", b"\0\1\0\0\0\5hello", bytes(60), bytes(9) + b"\1" + bytes(54)]
+)
 def test_what_is_no_segment_is_not_taken_for_one(segments: Any, segment: bytes) -> None:
     with pytest.raises(StoreCorrupt):
         segments.split(segment)
@@ -101,4 +132,4 @@ def test_what_is_no_segment_is_not_taken_for_one(segments: Any, segment: bytes) 
 def test_a_record_of_another_version_is_not_read(segments: Any) -> None:
     (record,) = records_of([5])
     with pytest.raises(StoreCorrupt, match="version 3"):
-        segments.split(join([b"\x03" + record[1:]]))
+        segments.split(join(PREFIX + bytes(8), [b"\x03" + record[1:]]))

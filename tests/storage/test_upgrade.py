@@ -12,12 +12,13 @@ import pytest
 from interop.nursery import popen
 from tests.contents import got
 from tests.contracts.store_values import header, live, tombstone, write
-from tests.storage.old_directory import write_old
+from tests.storage.old_directory import write_4, write_old
 from tests.storage.processes import ROOT, python_command
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreRefused
 from uprmc.model import SEQNO_MAX, Item, Life, VBucketHeader, VBucketState
 from uprmc.storage import layout, upgrade
+from uprmc.storage.check import check_directory
 from uprmc.storage.directory import open_directory
 from uprmc.storage.lmdb_store import LmdbStore
 
@@ -60,14 +61,23 @@ def check(store: LmdbStore, stored: Stored) -> None:
     view.close()
 
 
-@pytest.mark.parametrize("format_version", [1, 2])
+@pytest.mark.parametrize("format_version", [1, 2, 4])
 def test_everything_of_an_older_format_is_there_afterwards(
     tmp_path: Path, format_version: int
 ) -> None:
     stored = some_stored()
-    write_old(tmp_path / "data", stored, format_version=format_version)
+    if format_version == 4:
+        write_4(tmp_path / "data", stored)
+    else:
+        write_old(tmp_path / "data", stored, format_version=format_version)
+    with pytest.raises(StoreRefused, match="start a node on it once"):
+        check_directory(tmp_path / "data")
     store = open_directory(tmp_path / "data", uuid=1)
     check(store, stored)
+    view = store.view()
+    listed = sum(view.listed(number, list(view.records_after(number, 0))) for number in stored)
+    assert sum(view.index()) == listed
+    view.close()
     view = store.view()
     found = view.headers()
     view.close()

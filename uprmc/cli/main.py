@@ -66,6 +66,7 @@ _VERBS = {
     "tap-adapter": "tap_adapter:tap_adapter",
     "spark": "spark:spark",
     "compact": "compact:compact",
+    "check": "check:check",
     "data": "data:data",
     "settings": "settings:settings",
     "user": "user:user",
@@ -79,7 +80,7 @@ _VERBS = {
 
 #: How help groups them; a person who looks for a verb knows what it is for.
 SECTIONS = {
-    "Run a node": ("serve", "demo", "settings", "user", "data", "compact"),
+    "Run a node": ("serve", "demo", "settings", "user", "data", "compact", "check"),
     "Documents": (
         *("get", "set", "del", "incr", "decr", "touch", "ttl", "keys", "flush"),
         *("observe", "index"),

@@ -26,6 +26,7 @@ _SHORTHANDS = {
     "vbuckets": "engine.vbuckets",
     "memory": "memory.quota",
     "sync": "flush.sync",
+    "start_empty": "storage.start_empty",
     "tls_cert": "server.tls_cert",
     "tls_key": "server.tls_key",
 }
@@ -41,6 +42,12 @@ _LISTENERS = ("memcached", "upr", "http", "views")
 @click.option("--upr", metavar="HOST:PORT", help="Listener for UPR, TAP and vBucket-aware clients.")
 @click.option("--http", metavar="HOST:PORT", help="Listener for health and metrics, or 'off'.")
 @click.option("--views", metavar="HOST:PORT", help="Listener for views of the index, or 'off'.")
+@click.option(
+    "--start-empty",
+    is_flag=True,
+    default=None,
+    help="Start with nothing although the data directory was used before and its data are gone.",
+)
 @click.option(
     "--vbuckets", type=int, metavar="N", help="Number of vBuckets in a new data directory."
 )
@@ -138,6 +145,7 @@ class _Server:
             Log("node").warn("core_interpreted", reason=NOTICE)
         self._node = Node(self._reactor, settings)
         self._node.origins = origins
+        self._node.on_taken = self._end_with
         self._progress = WarmupProgress(self._reactor, self._node.warmup)
         self._manager = ServiceManager(self._reactor, os.environ)
         self._source = source
@@ -174,7 +182,10 @@ class _Server:
         self._manager.ready(f"Serving {words}")
 
     def _failed(self, failure: Any) -> None:
-        self._error = failure.value
+        self._end_with(failure.value)
+
+    def _end_with(self, error: BaseException) -> None:
+        self._error = self._error or error
         if self._reactor.running:
             self._reactor.stop()
 

@@ -185,6 +185,11 @@ class StorageSettings:
     """The files."""
 
     data: str = setting("./uprmc-data", "path", "Data directory; created when it does not exist.")
+    start_empty: bool = setting(
+        False,
+        "yes/no",
+        "Start with nothing although the data directory was used before and its data.mdb is gone.",
+    )
     map_initial: int = setting(
         16 * GIB,
         "bytes",

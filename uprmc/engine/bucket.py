@@ -26,6 +26,7 @@ from uprmc.engine.failover_log import branched, last_complete_seqno
 from uprmc.engine.fetcher import Fetcher
 from uprmc.engine.flush import Waiter
 from uprmc.engine.flusher import Flusher
+from uprmc.engine.healing import Healer
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.meta_marks import MetaMarks
 from uprmc.engine.purge_limits import PurgeLimits
@@ -106,6 +107,8 @@ class Bucket:
         self.fetcher = Fetcher(
             store, self.vbuckets, self.stats, settings.flush.fetch_batch, self.gate
         )
+        self.healer = Healer(store, self.vbuckets, self.flusher, self.stats)
+        self.healer.on_event = lambda name, fields: self.on_event(name, fields)
         self.evictor = Evictor(
             self.vbuckets.values, self.account, self.stats, settings.memory.pager_slice
         )
@@ -397,6 +400,7 @@ class Bucket:
             self._flush_at = None
             self._reset_all()
         self.expirer.bound()
+        self.healer.tick(self.clock.monotonic())
 
     @property
     def item_count(self) -> int:

@@ -1,7 +1,8 @@
-"""What the next commit removes from the store: complete vBuckets, and single tombstones.
+"""What the next commit does to the store beside new versions: it removes, and it heals.
 
-The flusher asks here when it makes a batch, so that a removal is in one commit with the header that
-reports it: a purge seqno is on disk no later than the loss that it describes.
+It removes complete vBuckets and single tombstones, and replaces damaged records. The flusher asks
+here when it makes a batch, so that a removal is in one commit with the header that reports it: a
+purge seqno is on disk no later than the loss that it describes.
 
 Note: a vBucket that is created with the number of a removed one needs nothing here. It begins with
 a reset, which deletes the old records in the same commit that writes the new header.
@@ -24,6 +25,7 @@ class Disposals:
         self._vbuckets = vbuckets
         self._removed: set[int] = set()
         self._drops: dict[int, Sequence[Record]] = {}
+        self._heals: dict[VBucket, list[bytes]] = {}
 
     @property
     def pending(self) -> bool:
@@ -54,3 +56,11 @@ class Disposals:
     def take_drops(self, vbucket: VBucket) -> Sequence[Record]:
         """Return the tombstones to drop now."""
         return self._drops.pop(vbucket.id, ())
+
+    def heal(self, vbucket: VBucket, record: bytes) -> None:
+        """Schedule a version to take the place of its damaged record."""
+        self._heals.setdefault(vbucket, []).append(record)
+
+    def take_heals(self, vbucket: VBucket) -> Sequence[bytes]:
+        """Return the versions to heal now."""
+        return self._heals.pop(vbucket, ())

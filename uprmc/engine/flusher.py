@@ -232,6 +232,15 @@ class Flusher:
         vbucket.change_header()
         self.when_durable(done, patient=False)
 
+    def heal(self, vbucket: VBucket, record: bytes, done: Waiter) -> None:
+        """Write a version in the place of its damaged record; `done` is an impatient waiter.
+
+        It is not retried if the commit fails.
+        """
+        self._disposals.heal(vbucket, record)
+        vbucket.change_header()
+        self.when_durable(done, patient=False)
+
     def forget_drops(self, vbucket: VBucket) -> None:
         """Cancel the requested drops that are not already under way."""
         self._disposals.forget_drops(vbucket)

@@ -176,6 +176,15 @@ class Gathering:
         )
         header = vbucket.header(upto, snapshot)
         self._flush.changes.append(
-            VBucketChange(vbucket.id, header, records, reset, drop, above, forget)
+            VBucketChange(
+                vbucket.id,
+                header,
+                records,
+                reset,
+                drop,
+                above,
+                forget,
+                self._disposals.take_heals(vbucket),
+            )
         )
         vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False

@@ -29,10 +29,13 @@ from uprmc.record import (
     FRONT,
     KIND_AT,
     LIFE_BITS,
+    LOST,
     SEQNO,
     cas_of,
     key_of,
     seqno_of,
+    stand_in,
+    unpack,
 )
 
 NOTHING_PERSISTED = SnapshotRange(0, 0)
@@ -199,6 +202,25 @@ class History(VBucketFront):
         self.table.bring_in(key, record)
         return True
 
+    def lose(self, key: bytes, seqno: int) -> None:
+        """Put down that a document is there whose record is damaged."""
+        if (present := self.table.get(key)) is None or seqno_of(present) < seqno:
+            self.table.put(key, stand_in(key, seqno), present)
+
+    def found_again(self, record: bytes) -> None:
+        """Put a version into the table whose record was damaged and is healed."""
+        key = key_of(record)
+        present = self.table.get(key)
+        if present is None or present[SEQNO] != record[SEQNO]:
+            return
+        if present[KIND_AT] & LOST and record[KIND_AT] & LIFE_BITS:
+            self.table.remove(key)
+        elif present[KIND_AT] & LOST:
+            self.know_cas(cas_of(record))
+            self.table.put(key, record, present)
+        else:
+            self.bring_in(record)
+
     def eject(self, key: bytes) -> None:
         """Drop the value of a clean document from memory; key and metadata stay."""
         record = self.table.get(key)
@@ -213,8 +235,9 @@ class History(VBucketFront):
         assert self.queue.high_seqno <= self.high_seqno
         tombstones = absent = 0
         for key in self.table:
-            item = self.table.find(key)
-            assert item is not None
+            record = self.table.get(key)
+            assert record is not None
+            item = unpack(record)
             assert item.key == key
             assert 0 < item.seqno <= self.high_seqno
             tombstones += bool(item.life)

@@ -66,6 +66,8 @@ class Stats:
     commits: int = 0
     commit_failures: int = 0
     items_flushed: int = 0
+    damaged_records: int = 0
+    healed_records: int = 0
     protocol_errors: int = 0
     upr_dead: int = 0
     vbuckets_deposed: int = 0

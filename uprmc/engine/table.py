@@ -14,13 +14,16 @@ from typing import Any
 
 from uprmc.core.records import new_records
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES, MemoryAccount
+from uprmc.errors import TemporaryFailure
 from uprmc.model import Item
 from uprmc.record import (
     ABSENT,
     AGE_BITS,
     KIND_AT,
     LIFE_BITS,
+    LOST,
     READ,
+    key_of,
     unpack,
     value_bytes_of,
     with_kind,
@@ -28,6 +31,17 @@ from uprmc.record import (
 )
 
 _GONE = LIFE_BITS | ABSENT
+
+
+def known(record: bytes) -> bytes:
+    """Return a record whose metadata are known.
+
+    Raises:
+        TemporaryFailure: they are not, because what is on disk is damaged.
+    """
+    if record[KIND_AT] & LOST:
+        raise TemporaryFailure(f"{key_of(record)!r}: its record on disk is damaged")
+    return record
 
 
 class Table:
@@ -55,9 +69,13 @@ class Table:
         return key in self._records
 
     def find(self, key: bytes) -> Item | None:
-        """Return the decoded record of a key, ``None`` if there is none."""
+        """Return the decoded record of a key, ``None`` if there is none.
+
+        Raises:
+            TemporaryFailure: its record is damaged.
+        """
         record = self.get(key)
-        return None if record is None else unpack(record)
+        return None if record is None else unpack(known(record))
 
     def __iter__(self) -> Iterator[bytes]:
         """Yield all keys; the table must not change meanwhile."""

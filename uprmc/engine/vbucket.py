@@ -18,6 +18,7 @@ from enum import IntEnum
 
 from uprmc.engine import numbers
 from uprmc.engine.history import History
+from uprmc.engine.table import known
 from uprmc.engine.watching import Interruption, Watcher
 from uprmc.errors import (
     DeltaBadValue,
@@ -149,7 +150,7 @@ class VBucket(History):
             account.refuse_write(len(key) + len(value))
         old = self.table.get(key)
         if cas or mode or self.locks:
-            self._check_store(key, None if old is None else unpack(old), cas, mode)
+            self._check_store(key, None if old is None else unpack(known(old)), cas, mode)
         return self._accept(key, value, flags, expiry, old, datatype)
 
     def delete(self, key: bytes, cas: int = 0) -> Item:

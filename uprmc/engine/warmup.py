@@ -12,7 +12,7 @@ Source: `reference/systems.md` (f), warm-up states; row D11 for the clean mark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -23,9 +23,10 @@ from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.purging import SERVED_NAME
 from uprmc.engine.tombstones import dead_among, highest_cas
 from uprmc.engine.vbucket import VBucket
+from uprmc.errors import StoreRefused
 from uprmc.model import VBucketState
 from uprmc.record import KIND_AT, LIFE_BITS, without_value
-from uprmc.storage.interface import CLEAN_MARK, Batch, StoreView
+from uprmc.storage.interface import CLEAN_MARK, Batch, Damaged, StoreView
 
 #: Local document that exists once the first vBuckets were created: from then on a node without any
 #: has had them removed, and creates none on its own.
@@ -83,6 +84,7 @@ class Warmup:
         self.was_clean = True
         self.origins: dict[int, Origin] = {}
         self._raised: set[VBucket] = set()
+        self._listed = 0
 
     @property
     def share(self) -> float:
@@ -96,6 +98,7 @@ class Warmup:
 
         Raises:
             StoreError: the store cannot be read or written; the node cannot start.
+            StoreRefused: it is damaged; the text is for the operator.
         """
         yield from self._create_vbuckets()
         self._remember_origins()
@@ -106,9 +109,11 @@ class Warmup:
             if self._all_fits():
                 self.state = WarmupState.LOAD_VALUES
                 yield from self._load_all(view)
+                yield from self._compare_indexes(view)
             else:
                 self.state = WarmupState.KEY_DUMP
                 yield from self._load_keys(view)
+                yield from self._compare_indexes(view)
                 self.state = WarmupState.LOAD_VALUES
                 yield from self._load_values(view)
         finally:
@@ -184,15 +189,44 @@ class Warmup:
     def _load_all(self, view: StoreView) -> Iterator[None]:
         """Load keys and values together: one reading instead of two."""
         for number, vbucket in self._bucket.vbuckets.items():
-            for records in _steps(view, number):
+            damaged: list[Damaged] = []
+            for records in _steps(view, number, damaged):
+                self._listed += view.listed(number, records)
                 self.values += self._install(vbucket, records)
                 yield
+            self._note(view, vbucket, damaged)
 
     def _load_keys(self, view: StoreView) -> Iterator[None]:
         for number, vbucket in self._bucket.vbuckets.items():
-            for records in _steps(view, number):
+            damaged: list[Damaged] = []
+            for records in _steps(view, number, damaged):
+                self._listed += view.listed(number, records)
                 self._install(vbucket, [without_value(record) for record in records])
                 yield
+            self._note(view, vbucket, damaged)
+
+    def _note(self, view: StoreView, vbucket: VBucket, damaged: Sequence[Damaged]) -> None:
+        """Take note of documents whose records are damaged: clients must not get a miss."""
+        self._listed += view.listed(vbucket.id, (), damaged)
+        for each in damaged:
+            vbucket.lose(each.key, each.seqno)
+
+    def _compare_indexes(self, view: StoreView) -> Iterator[None]:
+        """Refuse to serve what the two indexes of the store do not agree about.
+
+        Raises:
+            StoreRefused: they do not.
+        """
+        found = 0
+        for portion in view.index():
+            found += portion
+            yield
+        if found != self._listed:
+            raise StoreRefused(
+                f"{self._bucket.settings.storage.data} is damaged (its indexes do not agree about "
+                "what is stored): run 'uprmc check' on it, restore a backup, or move the directory "
+                "away and start empty"
+            )
 
     def _install(self, vbucket: VBucket, records: list[bytes]) -> int:
         """Put documents into the table; return their number."""
@@ -210,7 +244,7 @@ class Warmup:
     def _load_values(self, view: StoreView) -> Iterator[None]:
         account = self._bucket.account
         for number, vbucket in self._bucket.vbuckets.items():
-            for records in _steps(view, number):
+            for records in _steps(view, number, []):
                 for record in records:
                     if account.used > account.low_mark:
                         return
@@ -219,10 +253,13 @@ class Warmup:
                 yield
 
 
-def _steps(view: StoreView, number: int) -> Iterator[list[bytes]]:
-    """Yield a vBucket's records, as many at a time as are looked at in one step."""
+def _steps(view: StoreView, number: int, damaged: list[Damaged]) -> Iterator[list[bytes]]:
+    """Yield a vBucket's records, as many at a time as are looked at in one step.
+
+    Those that are damaged are added to the list.
+    """
     records: list[bytes] = []
-    for portion in view.portions_after(number, 0):
+    for portion in view.portions_after(number, 0, damaged):
         records += portion
         if len(records) >= _STEP_ITEMS:
             yield records

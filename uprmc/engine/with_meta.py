@@ -31,6 +31,7 @@ from uprmc.engine.cas_clock import AHEAD_MAX_S, DRIFT_S
 from uprmc.engine.conflict import incoming_wins, outranks_tombstones
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
+from uprmc.engine.table import known
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound
 from uprmc.model import CAS_LOCKED, ConflictRule, Life, Origin
@@ -103,6 +104,8 @@ def accept_version(bucket: Bucket, vbucket: VBucket, version: bytes, demand: Dem
     value = version[tail + TAIL.size :]
     _check_numbers(key, rev, cas, inf if demand.any_cas else now)
     present = vbucket.table.get(key)
+    if present is not None:
+        known(present)
     check_room(bucket.account, len(key) + len(value), frees=bool(life and present))
     rule = bucket.account.conflict_rule
     asked = demand.skip_conflicts or demand.cas

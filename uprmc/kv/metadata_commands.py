@@ -6,6 +6,7 @@ Source: UPR reference, section 6; systems reference (b) for conflict resolution.
 from __future__ import annotations
 
 from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.table import known
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import (
@@ -117,7 +118,7 @@ def _newest(session: BinaryConversation, vbucket: VBucket, key: bytes) -> bytes 
     record = vbucket.table.get(key)
     if record is None and vbucket.max_deleted_rev:
         return session.bucket.fetcher.tombstone(vbucket, key)
-    return record
+    return None if record is None else known(record)
 
 
 # --- versions made elsewhere --------------------------------------------------------------------

@@ -7,7 +7,7 @@ orderly, then everything is forced to the device. When it has ended no worker to
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from twisted.internet.defer import Deferred, inlineCallbacks
@@ -18,6 +18,7 @@ from uprmc.config import FlushSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
 from uprmc.engine.purging import SERVED_NAME
+from uprmc.errors import StoreTaken
 from uprmc.server.compaction_driver import CompactionDriver
 from uprmc.server.fetch_driver import FetchDriver
 from uprmc.server.flush_driver import FlushDriver
@@ -38,6 +39,7 @@ class DiskWork:
 
     Attributes:
         preread: reads the disk ahead of streams.
+        on_taken: told that another process has opened the data directory.
     """
 
     def __init__(
@@ -55,6 +57,8 @@ class DiskWork:
         self._fetching = FetchDriver(
             reactor, pool, bucket.fetcher, bucket.timings, settings.fetch_rounds
         )
+        self.on_taken: Callable[[StoreTaken], None] = lambda _: None
+        self._flushing.on_taken = lambda error: self.on_taken(error)
         self._compacting = CompactionDriver(reactor, pool, bucket.compactor)
         self.preread = PrereadDriver(reactor, pool, bucket)
 

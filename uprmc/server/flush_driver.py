@@ -7,7 +7,7 @@ never touches a timer. While the flusher is paused there is none; resuming annou
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from twisted.internet.defer import Deferred, inlineCallbacks, succeed
@@ -17,7 +17,7 @@ from twisted.python.threadpool import ThreadPool
 from uprmc.config import FlushSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flush import Flush
-from uprmc.errors import StoreError, StoreFull, StoreMapFull
+from uprmc.errors import StoreError, StoreFull, StoreMapFull, StoreTaken
 from uprmc.server.log import Log
 from uprmc.server.slices import LongWork
 
@@ -57,6 +57,7 @@ class FlushDriver:
         self._room_made = False
         self._last_flush_s = 0.0
         self.last_error = ""
+        self.on_taken: Callable[[StoreTaken], None] = lambda _: None
         bucket.account.on_dirty = self._became_dirty
 
     def _became_dirty(self) -> None:
@@ -109,6 +110,8 @@ class FlushDriver:
             self._note_failure(refusal)
             if flush is not None:
                 self._fail(flush, refusal)
+            if isinstance(refusal, StoreTaken):
+                self.on_taken(refusal)
             return False
         if flush is not None:
             if self.last_error:

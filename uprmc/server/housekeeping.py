@@ -11,6 +11,7 @@ from typing import Any
 from twisted.internet.task import LoopingCall
 
 from uprmc.engine.bucket import Bucket
+from uprmc.errors import StoreError, StoreTaken
 from uprmc.server.consumer_lag import INTERVAL_S
 from uprmc.server.log import Log
 from uprmc.server.slices import InSlices, LongWork
@@ -25,6 +26,9 @@ PINNING_S = 10.0
 #: How often cycles are looked for when there is no long work: the rarer, the longer a look takes.
 COLLECT_S = 0.025
 
+#: How often the data directory is asked whose it is.
+OWNER_S = 1.0
+
 _log = Log("housekeeping")
 
 
@@ -33,6 +37,9 @@ class Housekeeping:
 
     Args:
         looks: gives the steps of what is looked at about once a second.
+
+    Attributes:
+        on_taken: told that another process has opened the data directory.
     """
 
     def __init__(
@@ -57,6 +64,7 @@ class Housekeeping:
         self._looking = InSlices(work, looks)
         self._looker = LoopingCall(self._looking.start)
         self._collector = LoopingCall(work.collect_soon)
+        self._owner = LoopingCall(self._check_owner)
         self._calls = (
             self._ticker,
             self._expirer,
@@ -64,9 +72,11 @@ class Housekeeping:
             self._pinner,
             self._looker,
             self._collector,
+            self._owner,
         )
         for call in self._calls:
             call.clock = reactor
+        self.on_taken: Callable[[StoreTaken], None] = lambda _: None
         bucket.account.on_pressure = self._paging.start
 
     def start(self) -> None:
@@ -78,6 +88,7 @@ class Housekeeping:
         self._looker.start(INTERVAL_S, now=False)
         self._ticker.start(TICK_S, now=False)
         self._collector.start(COLLECT_S, now=False)
+        self._owner.start(OWNER_S, now=False)
         self._expirer.start(self._bucket.settings.engine.expiry_interval_s, now=False)
 
     def expire_every(self, seconds: float) -> None:
@@ -117,6 +128,16 @@ class Housekeeping:
                 self._freeing.start()
         except Exception:  # a bug of ours must not end housekeeping for good
             _log.failure("tick_failed")
+
+    def _check_owner(self) -> None:
+        """See whether the data directory is still ours: a node without writes must notice, too."""
+        try:
+            self._bucket.store.check_owner()
+        except StoreTaken as error:
+            self._owner.stop()
+            self.on_taken(error)
+        except StoreError:
+            return  # whoever needs the store will say so
 
     def _page(self) -> Iterator[None]:
         while self._bucket.evictor.run_slice():

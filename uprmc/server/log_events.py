@@ -103,6 +103,14 @@ EVENTS = {
         "Deletions could not be read from disk; the compaction was answered temporary failure."
     ),
     "compaction.waiter_broke": _BUG,
+    "event.damaged_record": _error(
+        "A record on disk is not what was written: vBucket, seqno, key. It is never served: its "
+        "readers get an error, and streams end there, until it is healed or the document is "
+        "written again."
+    ),
+    "event.healed_record": _info(
+        "A damaged record was written again, as memory or another node had it: vBucket, seqno, key."
+    ),
     "event.watermark_expired": _warn(
         "A registered client was forgotten because it had not reported for too long or, with `why` "
         "`max_pinned_bytes`, because it kept too much: the first of the vBuckets and all of them, "

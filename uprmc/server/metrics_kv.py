@@ -156,6 +156,17 @@ MEMORY_AND_DISK = (
     ),
     stat("commits_total", "Commits that succeeded.", "commits"),
     stat("commit_failures_total", "Commits that failed.", "commit_failures"),
+    stat(
+        "records_found_damaged_total",
+        "Records on disk that were found not to be what was written.",
+        "damaged_records",
+    ),
+    stat("records_healed_total", "Damaged records that were written again.", "healed_records"),
+    gauge(
+        "damaged_records",
+        "Records on disk that are known to be damaged now.",
+        lambda s: s.bucket.healer.pending,
+    ),
     stat("items_persisted_total", "Changes that commits wrote to disk.", "items_flushed"),
     gauge(
         "disk_failing",

@@ -156,6 +156,8 @@ class Node:
         self.consumer_lags = ConsumerLags(self.upr, self._clock.monotonic)
         self.health = Health()
         self._housekeeping = Housekeeping(reactor, self.bucket, self.upr, self._looks, self._work)
+        self.on_taken: Callable[[Exception], None] = lambda _: None
+        self._disk_work.on_taken = self._housekeeping.on_taken = lambda error: self.on_taken(error)
         self._control = Control(
             ClusterMap(
                 self.addresses,

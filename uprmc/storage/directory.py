@@ -3,6 +3,9 @@
 A directory holds LMDB's two files; ``uprmc.lock``, which its process keeps locked as long as the
 store is open; and ``uprmc.place`` (see `whereabouts`). It can be copied or moved while nothing runs
 on it. A copy begins a new history.
+
+A lock may be granted to everybody, as some network file systems do. So the store itself names the
+process that has opened it last, and the one before commits nothing any more.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from uprmc.model import ConflictRule
 from uprmc.storage import upgrade
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LOCK_FILE, NotOurs
+from uprmc.storage.lmdb_pages import check_pages
 from uprmc.storage.lmdb_store import LmdbStore
 from uprmc.storage.whereabouts import (
     PLACE_FILE,
@@ -72,8 +76,9 @@ def open_directory(
     """
     make(path)
     _refuse_foreign(path)
-    guard = _locked(path)
+    guard = locked(path)
     try:
+        _check_file(path, start_empty=settings is not None and settings.start_empty)
         rule = conflict_rule or ConflictRule.REVISION
         fresh = Identity(FORMAT_VERSION, vbuckets or DEFAULT_VBUCKETS, uuid, rule)
         return _opened(
@@ -115,8 +120,31 @@ def _refuse_foreign(path: Path) -> None:
         )
 
 
-def _locked(path: Path) -> FileIO:
-    """Lock the directory for as long as the returned file is open."""
+def _check_file(path: Path, *, start_empty: bool) -> None:
+    """Look at the store's file before LMDB does, and refuse what is damaged or has gone."""
+    file = path / DATA_FILE
+    try:
+        is_there = file.exists() and check_pages(file)
+    except StoreCorrupt as error:
+        raise _damaged(file, error) from None
+    except OSError as error:
+        raise _unusable(path, error) from None
+    if not is_there and not start_empty and number_beside(path) > 0:
+        gone = "is empty" if file.exists() else "is gone"
+        raise StoreRefused(
+            f"{file} {gone}, but a node has used {path} before: mount the right disk, put the file "
+            "back, restore a backup, or start with nothing (uprmc serve --start-empty)"
+        )
+
+
+def _damaged(file: Path, error: StoreCorrupt) -> StoreRefused:
+    return StoreRefused(
+        f"{file} is damaged ({error}): restore a backup, or move the directory away and start empty"
+    )
+
+
+def locked(path: Path) -> FileIO:
+    """Lock a directory for as long as the returned file is open; raises `StoreRefused`."""
     try:
         guard = (path / GUARD_FILE).open("a+b", buffering=0)
     except OSError as error:
@@ -161,6 +189,7 @@ def _opened(
         try:
             _check_identity(path, store, vbuckets, conflict_rule)
             store.upgrade(on_upgrade)
+            store.check()
             store.new_history = _settle(path, store, fresh.uuid, anew)
             sync_directory(path)
         except BaseException:
@@ -169,10 +198,7 @@ def _opened(
     except NotOurs as error:
         raise StoreRefused(f"{path / DATA_FILE}: {error}: choose another data directory") from None
     except StoreCorrupt as error:
-        raise StoreRefused(
-            f"{path / DATA_FILE} is damaged ({error}): restore a backup, "
-            "or move the directory away and start empty"
-        ) from None
+        raise _damaged(path / DATA_FILE, error) from None
     except StoreRefused:
         raise
     except StoreError as error:
@@ -194,7 +220,8 @@ def _settle(path: Path, store: LmdbStore, uuid: int, anew: str) -> str:
         recorded = unpack_place(data)
         anew, known = anew or difference(recorded, file, beside), recorded.number
     place = Place(file, max(known, beside, 0) + 1, str(path.absolute()))
-    store.settle(pack_place(place), uuid if anew else None)
+    owner = b"%016x %d" % (uuid, os.getpid())
+    store.settle(pack_place(place), owner, uuid if anew else None)
     put_beside(path, place.number)
     return anew
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from uprmc.errors import StoreCorrupt
 from uprmc.model import Item, VBucketHeader
 
 #: Local document that exists exactly while a data directory was left in order.
@@ -41,6 +42,8 @@ class VBucketChange(NamedTuple):
         rewind: forget all records above this seqno, of whatever history; before `forget` and
             `drop`. ``None`` = none.
         forget: keys to remove for good, whatever version of them is stored.
+        heal: versions to put in the place of damaged records of the same key and seqno; where the
+            key has another seqno, or the record is not damaged, nothing is done. After all others.
     """
 
     vbucket: int
@@ -50,6 +53,7 @@ class VBucketChange(NamedTuple):
     drop: Sequence[tuple[bytes, int]] = ()
     rewind: int | None = None
     forget: Sequence[bytes] = ()
+    heal: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +123,36 @@ class StoreUsage:
         return self.file_bytes - self.free_bytes - self.pinned_bytes
 
 
+class Damaged(NamedTuple):
+    """A live record that is damaged, as the index by id knows it."""
+
+    vbucket: int
+    seqno: int
+    key: bytes
+
+
+class DamagedRecords(StoreCorrupt):
+    """What was to be read has damaged records.
+
+    Attributes:
+        records: these.
+    """
+
+    def __init__(self, records: list[Damaged]) -> None:
+        self.records = records
+        first = records[0]
+        more = f" and {len(records) - 1} more" if len(records) > 1 else ""
+        super().__init__(
+            f"{first.key!r} (vBucket {first.vbucket}, seqno {first.seqno}){more}: "
+            "the record on disk is not what was written"
+        )
+
+
 class StoreView(Protocol):
     """A consistent reading of the last commit at the time it was opened; later commits never show.
 
-    A view pins disk space: close it soon. Reading a closed view raises `StoreError`.
+    A view pins disk space: close it soon. Reading a closed view raises `StoreError`, and so does
+    reading a record that is damaged: `DamagedRecords`.
     """
 
     #: Records handed out so far by this view: cost accounting for "a scan reads what it returns".
@@ -146,11 +176,30 @@ class StoreView(Protocol):
         For streams, which copy most of a record as it is; not counted in `records_read`.
         """
 
-    def portions_after(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
+    def portions_after(
+        self, vbucket: int, seqno: int, damaged: list[Damaged] | None = None
+    ) -> Iterator[list[bytes]]:
         """Yield the same records in portions of up to some hundreds; those may be empty.
 
         For who looks at all of them: little is done for each. A portion with several has no large
         values.
+
+        Args:
+            vbucket: its number.
+            seqno: where to begin.
+            damaged: takes those that are damaged, and the others are read; without it they raise.
+        """
+
+    def listed(
+        self, vbucket: int, records: Sequence[bytes], damaged: Sequence[Damaged] = ()
+    ) -> int:
+        """Return the sum of what the index by id must have for live records of a vBucket."""
+
+    def index(self) -> Iterator[int]:
+        """Yield the sums of what the index by id has, some thousands of entries at a time.
+
+        If all of them together are not the sum of what is `listed`, the indexes are at odds. Both
+        are good within one process only.
         """
 
     def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
@@ -195,6 +244,15 @@ class Store(Protocol):
 
     def local(self, name: bytes) -> bytes | None:
         """Return a local document as of the newest commit."""
+
+    def check_owner(self) -> None:
+        """Raise `StoreTaken` if another process has opened the store since; `commit` does, too."""
+
+    def take_damaged(self) -> list[Damaged]:
+        """Return some of the damaged records that were met and not returned yet, each once."""
+
+    def healed(self, record: Damaged) -> None:
+        """Learn that a damaged record was healed, so that it is named again if it is met again."""
 
     def usage(self) -> StoreUsage:
         """Return sizes for statistics."""

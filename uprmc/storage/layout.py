@@ -11,10 +11,15 @@ An environment holds four databases:
     or gone. All others are in ``by-id``.
 ``meta``
     ``identity`` -> what the directory is; ``extent`` -> the size the file had reached before the
-    newest commit; ``upgrade`` -> how far an unfinished upgrade has come; ``vbucket:`` and the
-    number in 2 bytes -> that vBucket's header.
+    newest commit; ``upgrade`` -> how far an unfinished upgrade has come; ``place`` -> where the
+    directory was left (`whereabouts`); ``owner`` -> the process that has opened it last;
+    ``vbucket:`` and the number in 2 bytes -> that vBucket's header.
 ``local``
     ``=`` and the name -> a local document, as it was given.
+
+What is in ``meta`` and ``local`` is **sealed**: behind each value are 4 bytes with the CRC-32 of
+its key and itself. Segments have checksums of their own. What ``by-id`` and ``stale`` say is
+compared with the segments when a node starts.
 
 A **vBucket header** is 68 bytes (version, state, number of failover entries, high seqno, snapshot
 start and end, purge seqno, greatest revision of a deletion, term, highest CAS, highest known term),
@@ -29,6 +34,7 @@ from __future__ import annotations
 
 import struct
 from typing import NamedTuple
+from zlib import crc32
 
 from uprmc.errors import StoreCorrupt, StoreError
 from uprmc.model import (
@@ -42,8 +48,8 @@ from uprmc.model import (
 
 HEADER_VERSION = 2
 #: 1: the first; 2: headers of version 2; 3: records of version 2 in segments; 4: origins in
-#: records, and an identity with the rule for conflicts.
-FORMAT_VERSION = 4
+#: records, and an identity with the rule for conflicts; 5: checksums.
+FORMAT_VERSION = 5
 
 BY_ID = b"by-id"
 BY_SEQ = b"by-seq"
@@ -55,11 +61,13 @@ IDENTITY_KEY = b"identity"
 EXTENT_KEY = b"extent"
 UPGRADE_KEY = b"upgrade"
 PLACE_KEY = b"place"
+OWNER_KEY = b"owner"
 HEADER_PREFIX = b"vbucket:"
 HEADER_END = b"vbucket;"
 LOCAL_PREFIX = b"="
 
 SEQNO_BYTES = 8
+SEAL_BYTES = 4
 
 VBUCKET = struct.Struct(">H")
 SEQNO = struct.Struct(">Q")
@@ -133,6 +141,26 @@ def local_key(name: bytes) -> bytes:
     return LOCAL_PREFIX + name
 
 
+# --- seals --------------------------------------------------------------------------------------
+
+
+def sealed(key: bytes, value: bytes) -> bytes:
+    """Return what is stored in ``meta`` or ``local`` for a value."""
+    return value + _seal(key, value)
+
+
+def unsealed(key: bytes, stored: bytes) -> bytes:
+    """Return the value again; raises `StoreCorrupt`."""
+    value = stored[:-SEAL_BYTES]
+    if stored[-SEAL_BYTES:] != _seal(key, value):
+        raise StoreCorrupt(f"what is stored as {key!r} is not what was written")
+    return value
+
+
+def _seal(key: bytes, value: bytes) -> bytes:
+    return crc32(value, crc32(key)).to_bytes(SEAL_BYTES, "big")
+
+
 # --- headers ------------------------------------------------------------------------------------
 
 
@@ -175,13 +203,16 @@ def pack_identity(identity: Identity) -> bytes:
     """Return the identity record; raises `StoreError` when a number is too large."""
     try:
         *numbers, rule = identity
-        return _IDENTITY.pack(_MAGIC, *numbers) + bytes([_RULES.index(rule)])
+        packed = _IDENTITY.pack(_MAGIC, *numbers) + bytes([_RULES.index(rule)])
+        return sealed(IDENTITY_KEY, packed)
     except struct.error as error:
         raise StoreError(f"the directory's identity does not fit its layout: {error}") from None
 
 
 def unpack_identity(data: bytes) -> Identity:
     """Read the identity record of any version; raises `StoreCorrupt`."""
+    if len(data) > _IDENTITY.size + 1:  # those of older formats have no seal
+        data = unsealed(IDENTITY_KEY, data)
     if len(data) < _IDENTITY.size or not data.startswith(_MAGIC):
         raise StoreCorrupt("the identity record is not one of uprmc")
     _, format_version, vbuckets, uuid = _IDENTITY.unpack_from(data)
@@ -193,9 +224,11 @@ def unpack_identity(data: bytes) -> Identity:
 
 def pack_extent(file_bytes: int) -> bytes:
     """Return the extent record."""
-    return _EXTENT.pack(min(file_bytes, SEQNO_MAX))
+    return sealed(EXTENT_KEY, _EXTENT.pack(min(file_bytes, SEQNO_MAX)))
 
 
 def unpack_extent(data: bytes | None) -> int:
-    """Read the extent record; 0 when there is none yet."""
-    return int(_EXTENT.unpack(data)[0]) if data else 0
+    """Read the extent record, of older formats, too; 0 when there is none yet."""
+    if data is None or len(data) == _EXTENT.size:
+        return int(_EXTENT.unpack(data)[0]) if data else 0
+    return int.from_bytes(unsealed(EXTENT_KEY, data), "big")

@@ -7,6 +7,11 @@ When there is one stale record for four that are not, `_sweep` rewrites segments
 some with each batch. What is dropped is often most of a segment, which is rewritten at once, or
 removed. So the work of a commit grows with its batch only, and the file does not grow for ever.
 
+Segments are checked before anything of them is written again. A damaged one stays as it is; where
+that is impossible, because a history is rewound, a spoiled record takes the place of each live one
+that is damaged. So damage is never written as if it was sound, and never keeps a commit from going
+through.
+
 LMDB lets go of the interpreter lock in each of its calls.
 """
 
@@ -18,9 +23,10 @@ from collections.abc import Sequence
 import lmdb
 
 from uprmc.model import SEQNO_MAX
-from uprmc.record import SEQNO, key_of
+from uprmc.record import SEQNO, key_of, stand_in
 from uprmc.storage import layout, segments
-from uprmc.storage.interface import Batch, VBucketChange
+from uprmc.storage.damage import Damage
+from uprmc.storage.interface import Batch, Damaged, VBucketChange
 from uprmc.storage.lmdb_files import Databases
 
 SEQNO_BYTES = layout.SEQNO_BYTES
@@ -52,10 +58,14 @@ class Sweep:
 class BatchWriter:
     """Writes one batch into one transaction; the caller commits or aborts it."""
 
-    def __init__(self, txn: lmdb.Transaction[bytes], databases: Databases, sweep: Sweep) -> None:
+    def __init__(
+        self, txn: lmdb.Transaction[bytes], databases: Databases, sweep: Sweep, damage: Damage
+    ) -> None:
         self._txn = txn
         self._databases = databases
         self._sweep_at = sweep
+        self._damage = damage
+        self._spoiled: set[bytes] = set()
         self._by_id = txn.cursor(databases.by_id)
         self._by_seq = txn.cursor(databases.by_seq)
         self._stale = txn.cursor(databases.stale)
@@ -90,7 +100,7 @@ class BatchWriter:
         if document is None:
             self._txn.delete(key, db=self._databases.local)
         else:
-            self._txn.put(key, document, db=self._databases.local)
+            self._txn.put(key, layout.sealed(key, document), db=self._databases.local)
 
     def _write_change(self, change: VBucketChange) -> None:
         prefix = layout.vbucket_prefix(change.vbucket)
@@ -111,7 +121,10 @@ class BatchWriter:
             replaced += self._write_records(prefix, list(change.records))
         if replaced:
             self._replaced[change.vbucket] = [place for place in replaced if place]
-        self._meta.put(header_key, layout.pack_header(change.header))
+        for record in change.heal:
+            self._heal(prefix, record)
+        header = layout.pack_header(change.header)
+        self._meta.put(header_key, layout.sealed(header_key, header))
 
     # --- records that go ------------------------------------------------------------------------
 
@@ -153,7 +166,8 @@ class BatchWriter:
                 cursor.set_key(key)
             end = bisect_right(seqnos, layout.seqno_of_key(key), at)
             gone, at = seqnos[at:end], end
-            if len(gone) * _WORTH < segments.count_of(segment):
+            few = len(gone) * _WORTH < segments.count_of(segment)
+            if few or not segments.is_intact(key, segment):
                 marks = [(prefix + layout.SEQNO.pack(seqno), b"") for seqno in gone]
                 self._stale.putmulti(marks)
             else:
@@ -194,10 +208,52 @@ class BatchWriter:
         self._by_seq.set_range(start)
         while self._by_seq.key().startswith(prefix):
             key, segment = self._by_seq.item()
-            records = segments.split(segment)
-            found += segments.without(records, self._take_marks(prefix + records[0][SEQNO], key))
+            records = segments.read(key, segment)
+            if records is None:
+                first = self._first_of(key)
+                records = self._with_stand_ins(*self._examine(key, segment))
+            else:
+                first = prefix + records[0][SEQNO]
+            found += segments.without(records, self._take_marks(first, key))
             self._by_seq.delete()
         return found
+
+    # --- damaged segments -----------------------------------------------------------------------
+
+    def _examine(self, key: bytes, segment: bytes) -> tuple[list[bytes], list[Damaged]]:
+        databases = self._databases
+        return self._damage.examine(self._txn, databases.by_id, databases.by_seq, key, segment)
+
+    def _with_stand_ins(self, sound: list[bytes], damaged: Sequence[Damaged]) -> list[bytes]:
+        """Return what can be written in the place of a damaged segment, by rising seqno."""
+        others = [stand_in(each.key, each.seqno) for each in damaged]
+        self._spoiled.update(others)
+        return sorted([*sound, *others], key=lambda record: record[SEQNO])
+
+    def _first_of(self, key: bytes) -> bytes:
+        """Return the least by-seq key that a record of a segment can have."""
+        cursor, prefix = self._txn.cursor(self._databases.by_seq), key[: layout.VBUCKET.size]
+        if cursor.set_key(key) and cursor.prev() and cursor.key().startswith(prefix):
+            return cursor.key() + b"\0"
+        return prefix
+
+    def _heal(self, prefix: bytes, record: bytes) -> None:
+        """Put a record in the place of one that is damaged."""
+        place = prefix + record[SEQNO]
+        if self._stored_at(prefix + key_of(record)) != place or not self._by_seq.set_range(place):
+            return
+        key, segment = self._by_seq.item()
+        if not key.startswith(prefix) or segments.is_intact(key, segment):
+            return
+        sound, damaged = self._examine(key, segment)
+        others = [each for each in damaged if each.key != key_of(record)]
+        if len(others) == len(damaged):
+            return
+        stale = self._take_marks(self._first_of(key), key)
+        self._by_seq.set_key(key)
+        self._by_seq.delete()
+        left = segments.without(sound, stale)
+        self._put(prefix, self._with_stand_ins([*left, record], others))
 
     def _take_marks(self, first: bytes, last: bytes) -> set[bytes]:
         """Remove the marks from one by-seq key to another; return the seqnos."""
@@ -253,7 +309,8 @@ class BatchWriter:
         So many small commits do not leave many small segments, nor a document that is written all
         the time a long trace.
         """
-        if len(self._by_seq.value()) >= segments.SEGMENT_BYTES // 2:
+        segment = self._by_seq.value()
+        if len(segment) >= segments.SEGMENT_BYTES // 2 or not segments.is_intact(last, segment):
             return []
         return self._take_out(last)
 
@@ -273,7 +330,16 @@ class BatchWriter:
         return sorted([*kept, *records], key=lambda record: record[SEQNO])
 
     def _put(self, prefix: bytes, records: list[bytes]) -> None:
-        self._by_seq.putmulti(segments.packed(prefix, records))
+        found = segments.packed(prefix, records)
+        if self._spoiled:
+            found = [(key, self._spoil(key, segment)) for key, segment in found]
+        self._by_seq.putmulti(found)
+
+    def _spoil(self, key: bytes, segment: bytes) -> bytes:
+        """Return a segment with the spoiled records in it written as such."""
+        records = segments.split(segment)
+        spoiled = self._spoiled.intersection(records)
+        return segments.join(key, records, spoiled) if spoiled else segment
 
     # --- rewriting what is stale ----------------------------------------------------------------
 
@@ -318,11 +384,13 @@ class BatchWriter:
             key, segment = cursor.item()
             if not key.startswith(prefix):
                 break
-            records = segments.split(segment)
+            self._sweep_at.position = key + b"\0"
+            records = segments.read(key, segment)
+            if records is None:
+                break
             first = prefix + records[0][SEQNO]
             stale = self._marks(first, key)
             looked += len(records)
-            self._sweep_at.position = key + b"\0"
             if len(stale) * _WORTH < len(records):
                 break
             kept += segments.without(records, stale)

@@ -15,14 +15,22 @@ from weakref import WeakSet
 import lmdb
 
 from uprmc.config import StorageSettings
-from uprmc.errors import StoreError
+from uprmc.errors import StoreError, StoreTaken
 from uprmc.storage import layout, upgrade
-from uprmc.storage.interface import CLEAN_MARK, Batch, StoreUsage
+from uprmc.storage.damage import Damage
+from uprmc.storage.interface import CLEAN_MARK, Batch, Damaged, StoreUsage
 from uprmc.storage.layout import Identity
 from uprmc.storage.lmdb_commit import BatchWriter, Sweep
 from uprmc.storage.lmdb_files import LmdbFiles, store_error
 from uprmc.storage.lmdb_pinned import PinnedPages
 from uprmc.storage.lmdb_view import LmdbView
+
+TAKEN = (
+    "another process has opened the data directory: this one ends, so that they do not both write"
+)
+
+#: Damaged records that are told of in one call.
+NAMED_AT_ONCE = 256
 
 
 def _nothing() -> None:
@@ -37,6 +45,7 @@ class LmdbStore:
     commit.
 
     Attributes:
+        damage: records that were found damaged.
         new_history: why the store began a new history when it was opened; empty = it did not.
     """
 
@@ -65,6 +74,8 @@ class LmdbStore:
         self._views: WeakSet[LmdbView] = WeakSet()
         self._pinned = PinnedPages()
         self._sweep = Sweep()
+        self.damage = Damage()
+        self._owner = b""
         self._on_close = on_close
         self.new_history = ""
 
@@ -75,17 +86,26 @@ class LmdbStore:
 
     def place(self) -> bytes | None:
         """Return the record of where the store is."""
-        return self._read(layout.PLACE_KEY, self._files.databases.meta)
+        stored = self._read(layout.PLACE_KEY, self._files.databases.meta)
+        return None if stored is None else layout.unsealed(layout.PLACE_KEY, stored)
 
-    def settle(self, place: bytes, uuid: int | None) -> None:
-        """Record where the store is; with a `uuid`, it also begins a new history under this one.
+    def settle(self, place: bytes, owner: bytes, uuid: int | None) -> None:
+        """Record where the store is and whose; with a `uuid`, it also begins a new history.
 
         A new history is one that was not left in order: each active vBucket will begin a branch.
+
+        Args:
+            place: where it is.
+            owner: names this process; as soon as another one is recorded, nothing is committed.
+            uuid: the store's new name.
         """
         databases = self._files.databases
 
         def work(txn: lmdb.Transaction[bytes]) -> None:
-            txn.put(layout.PLACE_KEY, place, db=databases.meta)
+            sealed = layout.sealed(layout.PLACE_KEY, place)
+            txn.put(layout.PLACE_KEY, sealed, db=databases.meta)
+            sealed = layout.sealed(layout.OWNER_KEY, owner)
+            txn.put(layout.OWNER_KEY, sealed, db=databases.meta)
             if uuid is not None:
                 packed = txn.get(layout.IDENTITY_KEY, db=databases.meta) or b""
                 renamed = layout.pack_identity(layout.unpack_identity(packed)._replace(uuid=uuid))
@@ -96,6 +116,26 @@ class LmdbStore:
             self._files.write(work)
         except lmdb.Error as error:
             raise self._files.failure(error) from error
+        self._owner = layout.sealed(layout.OWNER_KEY, owner)
+
+    def check(self) -> None:
+        """Read all that is sealed; raises `StoreCorrupt` if something is not what was written."""
+        databases = self._files.databases
+        try:
+            with self._files.env.begin() as txn:
+                for database in (databases.meta, databases.local):
+                    for key, stored in txn.cursor(database):
+                        layout.unsealed(key, stored)
+                for key, stored in txn.cursor(databases.meta):
+                    if layout.HEADER_PREFIX <= key < layout.HEADER_END:
+                        layout.unpack_header(layout.unsealed(key, stored))
+        except lmdb.Error as error:
+            raise store_error(error) from error
+
+    def check_owner(self) -> None:
+        """Raise `StoreTaken` if another process has opened the store since."""
+        if self._owner and self._read(layout.OWNER_KEY, self._files.databases.meta) != self._owner:
+            raise StoreTaken(TAKEN)
 
     def upgrade(self, progress: upgrade.Progress) -> None:
         """Bring a directory of an older format up to the present one, before anything else."""
@@ -110,11 +150,14 @@ class LmdbStore:
         files = self._files
         try:
             with files.env.begin(write=True) as txn:
+                owner = txn.get(layout.OWNER_KEY, db=files.databases.meta)
+                if self._owner not in (b"", owner):
+                    raise StoreTaken(TAKEN)
                 size = files.file_bytes()
                 files.read_ahead.file_is(size)
                 extent = layout.pack_extent(size)
                 txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
-                BatchWriter(txn, files.databases, self._sweep).write(batch)
+                BatchWriter(txn, files.databases, self._sweep, self.damage).write(batch)
             if self._views:
                 self._pinned.freed(*files.freed_by_newest())
         except lmdb.Error as error:
@@ -139,14 +182,25 @@ class LmdbStore:
 
     def view(self) -> LmdbView:
         """Open a reading of the newest commit."""
-        view = LmdbView(self._files, self._views.discard)
+        view = LmdbView(self._files, self.damage, self._views.discard)
         self._views.add(view)
         self._pinned.opened(view.transaction)
         return view
 
     def local(self, name: bytes) -> bytes | None:
         """Return a local document as of the newest commit."""
-        return self._read(layout.local_key(name), self._files.databases.local)
+        key = layout.local_key(name)
+        stored = self._read(key, self._files.databases.local)
+        return None if stored is None else layout.unsealed(key, stored)
+
+    def take_damaged(self) -> list[Damaged]:
+        """Return some of the damaged records that were met and not returned yet, each once."""
+        news = self.damage.news
+        return [news.popleft() for _ in range(min(len(news), NAMED_AT_ONCE))]
+
+    def healed(self, record: Damaged) -> None:
+        """Learn that a damaged record was healed, so that it is named again if it is met again."""
+        self.damage.healed(record)
 
     def _read(self, key: bytes, database: lmdb._Database) -> bytes | None:
         try:

@@ -7,7 +7,7 @@ does not touch is shared between states; one that it touches is copied.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakSet
 
@@ -15,7 +15,7 @@ from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
 from uprmc.record import SEQNO, key_of, seqno_of, unpack, without_value
 from uprmc.storage.batch_check import check_batch
-from uprmc.storage.interface import Batch, StoreUsage, VBucketChange
+from uprmc.storage.interface import Batch, Damaged, StoreUsage, VBucketChange
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +110,22 @@ class MemoryView:
             self._now()
             yield record
 
-    def portions_after(self, vbucket: int, seqno: int) -> Iterator[list[bytes]]:
-        """Yield the same records one by one."""
+    def portions_after(
+        self, vbucket: int, seqno: int, damaged: list[Damaged] | None = None
+    ) -> Iterator[list[bytes]]:
+        """Yield the same records one by one; none is ever damaged."""
         for record in self.records_after(vbucket, seqno):
             yield [record]
+
+    def listed(
+        self, vbucket: int, records: Sequence[bytes], damaged: Sequence[Damaged] = ()
+    ) -> int:
+        """Return 0: there is one index."""
+        return 0
+
+    def index(self) -> Iterator[int]:
+        """Yield nothing."""
+        return iter(())
 
     def changes_before(self, vbucket: int, seqno: int) -> Iterator[Item]:
         """Yield the vBucket's versions at or below a seqno, by falling seqno, without values."""
@@ -202,6 +214,16 @@ class MemoryStore:
         """Return a local document as of the newest commit."""
         self._check_open()
         return self._state.local.get(name)
+
+    def check_owner(self) -> None:
+        """Do nothing: no other process can open it."""
+
+    def take_damaged(self) -> list[Damaged]:
+        """Return nothing: memory does not decay."""
+        return []
+
+    def healed(self, record: Damaged) -> None:
+        """Ignore it."""
 
     def usage(self) -> StoreUsage:
         """Return what the records would take in a file without any slack."""

@@ -1,11 +1,13 @@
 """A directory of an older format is rewritten in place before anything is read from it.
 
 Formats 1 and 2 had an entry for each record in ``by-seq``, of version 1, and another one in
-``by-id`` that repeated everything but key and value; format 1 had shorter headers. Format 3 differs
-only in its identity. The work is done
-in transactions of bounded size. The first one gives the directory the new format, so that older
-versions refuse it, and a mark that says how far it is; the last one removes the mark. Whoever opens
-the directory and finds the mark goes on from there.
+``by-id`` that repeated everything but key and value; format 1 had shorter headers. Formats 3 and 4
+had segments without checksums, and no seals; 3 differs from 4 only in its identity. So a directory
+of format 1 or 2 becomes one of format 4 first, with one record in each segment.
+
+The work is done in transactions of bounded size. The first one gives the directory the new format,
+so that older versions refuse it, and a mark that says how far it is; the last one removes the mark.
+Whoever opens the directory and finds the mark goes on from there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import lmdb
 
 from uprmc.errors import StoreCorrupt
 from uprmc.model import Item, VBucketState
-from uprmc.record import RECORD_OVERHEAD_BYTES, pack
+from uprmc.record import RECORD_OVERHEAD_BYTES, RECORD_VERSION, pack
 from uprmc.storage import layout, segments
 from uprmc.storage.lmdb_files import LmdbFiles
 
@@ -41,10 +43,13 @@ _HEADER_1_BYTES = 44
 
 #: From this format on, records and headers are as they are now.
 _SEGMENTS_SINCE = 3
+#: A segment of format 4: the number of records, the length of each, the records.
+_COUNT_4 = struct.Struct(">H")
 
 _Transaction: TypeAlias = "lmdb.Transaction[bytes]"
-#: What the mark says: the database that is being rewritten, then its last key that is done.
-_BY_SEQ, _BY_ID = b"s", b"i"
+#: What the mark says: what is being rewritten, then its last key that is done. Records become
+#: segments of format 4, then entries become places, then segments get checksums.
+_RECORDS, _ENTRIES_BY_ID, _SEGMENTS = b"s", b"i", b"c"
 
 
 def needed(files: LmdbFiles) -> bool:
@@ -79,13 +84,13 @@ def _entries(files: LmdbFiles) -> int:
 
 
 def _begin(txn: _Transaction, files: LmdbFiles) -> None:
-    """Give the directory the new format; what was written in format 3 is as it is now."""
+    """Give the directory the new format, and a mark unless it has one."""
     meta = files.databases.meta
     identity = layout.unpack_identity(txn.get(layout.IDENTITY_KEY, db=meta) or b"")
     newest = layout.pack_identity(identity._replace(format_version=layout.FORMAT_VERSION))
     txn.put(layout.IDENTITY_KEY, newest, db=meta)
-    if identity.format_version < _SEGMENTS_SINCE:
-        txn.put(layout.UPGRADE_KEY, _BY_SEQ, db=meta, overwrite=False)
+    first = _RECORDS if identity.format_version < _SEGMENTS_SINCE else _SEGMENTS
+    txn.put(layout.UPGRADE_KEY, first, db=meta, overwrite=False)
 
 
 def _go_on(txn: _Transaction, files: LmdbFiles) -> int | None:
@@ -94,17 +99,21 @@ def _go_on(txn: _Transaction, files: LmdbFiles) -> int | None:
     mark = txn.get(layout.UPGRADE_KEY, db=databases.meta)
     if mark is None:
         return None
-    database, position = mark[:1], mark[1:]
-    rewrite = _rewrite_records if database == _BY_SEQ else _rewrite_entries
-    cursor = txn.cursor(databases.by_seq if database == _BY_SEQ else databases.by_id)
+    step, position = mark[:1], mark[1:]
+    cursor = txn.cursor(databases.by_id if step == _ENTRIES_BY_ID else databases.by_seq)
     found = list(_portion(cursor, position))
     if found:
-        rewrite(cursor, found)
-        txn.put(layout.UPGRADE_KEY, database + found[-1][0], db=databases.meta)
-    elif database == _BY_SEQ:
-        txn.put(layout.UPGRADE_KEY, _BY_ID, db=databases.meta)
-    else:
+        _REWRITE[step](cursor, found)
+        txn.put(layout.UPGRADE_KEY, step + found[-1][0], db=databases.meta)
+    elif step == _RECORDS:
+        txn.put(layout.UPGRADE_KEY, _ENTRIES_BY_ID, db=databases.meta)
+    elif step == _ENTRIES_BY_ID:
         _rewrite_headers(txn.cursor(databases.meta))
+        txn.put(layout.UPGRADE_KEY, _SEGMENTS, db=databases.meta)
+    else:
+        _seal(txn.cursor(databases.meta), layout.HEADER_PREFIX, layout.HEADER_END)
+        _seal(txn.cursor(databases.meta), layout.PLACE_KEY, layout.PLACE_KEY + b"\0")
+        _seal(txn.cursor(databases.local), b"", None)
         txn.delete(layout.UPGRADE_KEY, db=databases.meta)
     return len(found)
 
@@ -120,12 +129,40 @@ def _portion(cursor: lmdb.Cursor[bytes], position: bytes) -> Iterator[tuple[byte
 
 
 def _rewrite_records(cursor: lmdb.Cursor[bytes], found: list[tuple[bytes, bytes]]) -> None:
-    """Put records together into segments, which stand where the last record of each stood."""
+    """Make a segment of each record."""
+    cursor.putmulti([(key, _segment_4(_record(value))) for key, value in found])
+
+
+def _segment_4(record: bytes) -> bytes:
+    return struct.pack(">HI", 1, len(record)) + record
+
+
+def _rewrite_segments(cursor: lmdb.Cursor[bytes], found: list[tuple[bytes, bytes]]) -> None:
+    """Put records together into segments with checksums, the last one where it ended before."""
     for key, _ in found:
         cursor.pop(key)
     for prefix, rows in groupby(found, key=lambda row: row[0][: layout.VBUCKET.size]):
-        records = [_record(value) for _, value in rows]
+        records = [record for _, segment in rows for record in _split_4(segment)]
         cursor.putmulti(segments.packed(prefix, records))
+
+
+def _split_4(segment: bytes) -> list[bytes]:
+    """Return the records of a segment of format 4."""
+    try:
+        (count,) = _COUNT_4.unpack_from(segment)
+        lengths = struct.unpack_from(f">{count}I", segment, _COUNT_4.size)
+    except struct.error:
+        raise StoreCorrupt(f"a segment of {len(segment)} bytes is too short") from None
+    end = _COUNT_4.size + 4 * count
+    records = []
+    for length in lengths:
+        start, end = end, end + length
+        records.append(segment[start:end])
+    if not records or end != len(segment) or min(lengths) < RECORD_OVERHEAD_BYTES:
+        raise StoreCorrupt(f"a segment of {len(segment)} bytes does not have the length it says")
+    if {record[0] for record in records} != {RECORD_VERSION}:
+        raise StoreCorrupt(f"a record does not have format version {RECORD_VERSION}")
+    return records
 
 
 def _record(data: bytes) -> bytes:
@@ -167,3 +204,19 @@ def _rewrite_headers(cursor: lmdb.Cursor[bytes]) -> None:
             longer = b"\x02" + header[1:cut] + struct.pack(">QQQ", term, 0, term) + header[cut:]
             cursor.put(key, longer)
         cursor.next()
+
+
+def _seal(cursor: lmdb.Cursor[bytes], start: bytes, end: bytes | None) -> None:
+    """Seal the values from one key to just before another."""
+    more = cursor.set_range(start)
+    while more and (end is None or cursor.key() < end):
+        key, value = cursor.item()
+        cursor.put(key, layout.sealed(key, value))
+        more = cursor.next()
+
+
+_REWRITE = {
+    _RECORDS: _rewrite_records,
+    _ENTRIES_BY_ID: _rewrite_entries,
+    _SEGMENTS: _rewrite_segments,
+}

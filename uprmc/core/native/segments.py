@@ -16,6 +16,7 @@ from librt.strings import (
     write_i32_be,
 )
 from mypy_extensions import i16, i32, i64
+from xxhash import xxh3_64_intdigest as checksum
 
 from uprmc.core.native.table import FRONT_BYTES, KEY_LENGTH_AT
 from uprmc.errors import StoreCorrupt
@@ -23,8 +24,14 @@ from uprmc.errors import StoreCorrupt
 RECORD_VERSION: Final[i64] = 2
 #: The least that a record takes.
 RECORD_BYTES: Final[i64] = 36
-COUNT_BYTES: Final[i64] = 2
+#: Where the number of records is, and what follows it: a length and a checksum of each.
+COUNT_AT: Final[i64] = 8
+COUNT_END: Final[i64] = 10
+LAST_32_BITS: Final = 2**32 - 1
+HALF: Final = 2**63
+WRAPPED: Final = 2**64
 LENGTH_BYTES: Final[i64] = 4
+ENTRY_BYTES: Final[i64] = 8
 #: Longer records stand alone, and longer segments have one record.
 SHARING_BYTES: Final[i64] = 2_040
 SEGMENT_BYTES: Final[i64] = 16_368
@@ -33,7 +40,10 @@ VBUCKET_BYTES: Final[i64] = 2
 PASSED_MOST: Final[i64] = 32
 
 
-def _joined(records: list[bytes], begin: i64, end: i64) -> bytes:
+def _joined(prefix: bytes, records: list[bytes], begin: i64, end: i64) -> tuple[bytes, bytes]:
+    """Return the by-seq key and the segment of some of the records."""
+    key = prefix + records[end - 1][16:24]
+    vbucket: int = int(i64(read_i16_be(prefix, 0)) & 0xFFFF)
     writer = BytesWriter()
     write_i16_be(writer, i16(end - begin))
     at = begin
@@ -42,9 +52,15 @@ def _joined(records: list[bytes], begin: i64, end: i64) -> bytes:
         at += 1
     at = begin
     while at < end:
+        last = i64(checksum(records[at], vbucket) & LAST_32_BITS)
+        write_i32_be(writer, i32((last ^ 0x80000000) - 0x80000000))
+        at += 1
+    at = begin
+    while at < end:
         writer.write(records[at])
         at += 1
-    return writer.getvalue()
+    content = writer.getvalue()
+    return key, checksum(content, checksum(key)).to_bytes(8, "big") + content
 
 
 def packed(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -52,32 +68,45 @@ def packed(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
     found: list[tuple[bytes, bytes]] = []
     count: i64 = len(records)
     begin: i64 = 0
-    size: i64 = COUNT_BYTES
+    size: i64 = COUNT_END
     at: i64 = 0
     while at < count:
         length: i64 = len(records[at])
-        size += LENGTH_BYTES + length
+        size += ENTRY_BYTES + length
         if at > begin and (size > SEGMENT_BYTES or length > SHARING_BYTES):
-            found.append((prefix + records[at - 1][16:24], _joined(records, begin, at)))
-            begin, size = at, COUNT_BYTES + LENGTH_BYTES + length
+            found.append(_joined(prefix, records, begin, at))
+            begin, size = at, COUNT_END + ENTRY_BYTES + length
         if length > SHARING_BYTES:
             size = SEGMENT_BYTES
         at += 1
     if count:
-        found.append((prefix + records[count - 1][16:24], _joined(records, begin, count)))
+        found.append(_joined(prefix, records, begin, count))
     return found
+
+
+def is_intact(key: bytes, segment: bytes) -> bool:
+    """Tell whether a segment is what was written under this by-seq key."""
+    found: int = checksum(memoryview(segment)[8:], checksum(key))
+    written = read_i64_be(segment, 0) if len(segment) >= COUNT_END else 0
+    return i64(found - WRAPPED if found >= HALF else found) == written
+
+
+def read(key: bytes, segment: bytes) -> list[bytes] | None:
+    """Return the records of a segment; ``None`` = it is damaged."""
+    return split(segment) if is_intact(key, segment) else None
 
 
 def split(segment: bytes) -> list[bytes]:
     """Return the records of a segment."""
     size: i64 = len(segment)
-    count: i64 = i64(read_i16_be(segment, 0)) & 0xFFFF if size >= COUNT_BYTES else 0
-    end: i64 = COUNT_BYTES + count * LENGTH_BYTES
-    if size < COUNT_BYTES or size < end:
+    count: i64 = i64(read_i16_be(segment, COUNT_AT)) & 0xFFFF if size >= COUNT_END else 0
+    end: i64 = COUNT_END + count * ENTRY_BYTES
+    if size < COUNT_END or size < end:
         raise StoreCorrupt(f"a segment of {size} bytes is too short")
     found: list[bytes] = []
-    at: i64 = COUNT_BYTES
-    stop: i64 = end
+    at: i64 = COUNT_END
+    stop: i64 = COUNT_END + count * LENGTH_BYTES
+    first: i64 = end
     while at < stop:
         length: i64 = i64(read_i32_be(segment, at)) & 0xFFFFFFFF
         if length < RECORD_BYTES or length > size - end:
@@ -88,7 +117,7 @@ def split(segment: bytes) -> list[bytes]:
         at += LENGTH_BYTES
     if at < stop or end != size or not count:
         raise StoreCorrupt(f"a segment of {size} bytes does not have the length it says")
-    version: i64 = i64(segment[stop])
+    version: i64 = i64(segment[first])
     if version != RECORD_VERSION:
         raise StoreCorrupt(f"a record has format version {version}, not {RECORD_VERSION}")
     return found
