@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from interop.proxy import Proxy
 from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
 from interop.wire import DELETE, OK, SETQ, Wire, frame, store
@@ -18,6 +19,7 @@ from tests.server.test_dialer import certificate_for
 from uprmc.client import Change, Document, Handler, MemoryState, SqliteState
 from uprmc.client.errors import (
     ClientError,
+    ConnectionLost,
     MisuseError,
     NodeUnreachable,
     RollbackRefused,
@@ -432,6 +434,22 @@ class ApiContract:
         api = make(NOWHERE, handler, patience_s=0.2)
         with pytest.raises(NodeUnreachable, match=r"no node answers at 127\.0\.0\.1:1: .*refused"):
             api.run()
+
+    def test_a_connection_that_is_lost_is_doubted_only_if_nothing_was_heard(
+        self, make: MakeApi, shared: ServerProcess, handler: Recorder
+    ) -> None:
+        with Proxy(shared.upr) as proxy:
+            api = make(str(proxy.address), handler, redial=False)
+            api.start()
+            api.wait(lambda: bool(api.client.positions()))
+            proxy.cut()
+            with pytest.raises(ConnectionLost) as told:
+                api.join()
+            assert "TLS" not in str(told.value)
+        with Proxy(shared.upr) as proxy:
+            proxy.cut_after(1)
+            with pytest.raises(ConnectionLost, match=r"ended: .*; does its listener speak TLS\?"):
+                make(str(proxy.address), handler, redial=False).run("now")
 
     @pytest.mark.acceptance("D46", "D33")
     def test_a_node_that_lost_its_last_changes_is_dialled_again_and_they_are_undone(

@@ -283,6 +283,21 @@ def test_up_to_now_at_a_node_without_vbuckets_is_an_error() -> None:
 
 
 @pytest.mark.acceptance("D16")
+def test_a_barrier_that_comes_while_nodes_are_asked_has_them_asked_again_at_once() -> None:
+    """Not as late as the next regular question: that is a quarter of a second."""
+    rig = node()
+    world = World(Mirror(), rig)
+    world.settle(2)
+    one = world.core.barrier()
+    world.drive(world.core.turn(world.now))
+    (session,) = world.core.nodes.sessions()
+    assert session.facts.polling
+    other = world.core.barrier()
+    world.settle()
+    assert one.done
+    assert other.done
+
+
 def test_a_barrier_waits_for_all_vbuckets_and_is_broken_when_some_are_nowhere() -> None:
     world = World(Mirror(), *halves())
     world.settle(1)

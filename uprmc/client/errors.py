@@ -153,3 +153,18 @@ class NotForgotten(ClientError):
 
 class WaitedTooLong(ClientError):
     """What was waited for has not happened in time."""
+
+
+def ended(place: str, why: str, *, doubtful: bool) -> ClientError:
+    """Return what to say of a connection that has ended.
+
+    Args:
+        place: of the node.
+        why: in words.
+        doubtful: without TLS, and nothing has come that a node would say: it may be no listener
+            for us.
+    """
+    if not doubtful:
+        return ConnectionLost(f"the connection to the node at {place} ended: {why}")
+    words = f"the connection to the node at {place} ended: {why}; does its listener speak TLS?"
+    return ConnectionLost(words).doubting(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 
@@ -59,6 +60,14 @@ class NodeFacts:
         """Take note that a vBucket is not there any more, as far as is known."""
         self.active.pop(vbucket, None)
         self.replicas.pop(vbucket, None)
+
+    def asks(self) -> None:
+        """A poll begins; whoever wants one sooner than usual from now on wants another one."""
+        self.polling, self.poll_at = True, math.inf
+
+    def asked(self, next_at: float) -> None:
+        """It has ended."""
+        self.polling, self.poll_at = False, min(self.poll_at, next_at)
 
     def poll(
         self, disputed: Sequence[int], read_log: Callable[[ResponseFrame, int], FailoverLog]

@@ -39,7 +39,7 @@ class Polling:
 
     def open(self, session: NodeSession) -> Task:
         """Return the task that opens a connection; the handshake ends with a poll."""
-        session.facts.polling = True
+        session.facts.asks()
         return self._open(session)
 
     def _open(self, session: NodeSession) -> Task:
@@ -77,7 +77,7 @@ class Polling:
         for session in sessions:
             facts = session.facts
             if facts.poll_at <= now and not facts.polling:
-                facts.polling = True
+                facts.asks()
                 self._nodes.named(session.place).asked_at = now
                 wanted = sorted(disputed & facts.active.keys())
                 yield from session.advance(self._poll(session, wanted))
@@ -117,10 +117,9 @@ class Polling:
 
     def _polled(self, session: NodeSession) -> None:
         facts, now = session.facts, self._table.now
-        facts.polling = False
         self._nodes.named(session.place).told(failed=not facts.polls)
         pause_s = SEARCH_S if self._table.waiting or self._barriers else self._options.poll_s
-        facts.poll_at = now + min(pause_s, self._options.poll_s)
+        facts.asked(now + min(pause_s, self._options.poll_s))
         if self._options.vbuckets is None:
             self._add_routes(session)
         for vbucket, term in facts.terms.items():

@@ -34,9 +34,10 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer  # type: ignore[import-untyped]
 
-from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable, TlsFailed
+from uprmc.client.errors import ClientError, NodeUnreachable, TlsFailed, ended
 from uprmc.client.node_session import NodeSession
 from uprmc.places import tls_refusal
+from uprmc.protocol.opcodes import HEADER_BYTES
 
 #: Makes what connects to a node: of reactor, host, port.
 MakeEndpoint = Callable[[Any, str, int], Any]
@@ -126,7 +127,7 @@ class Link(Protocol):
         self.lost: ClientError | None = None
         self._owner = owner
         self._deadline = deadline
-        self._tls = False
+        self._tls = self._answered = False
         self._connecting: Deferred[Any] | None = None
         self._pieces: list[bytes] = []
         self._size = self._heard = 0
@@ -165,12 +166,7 @@ class Link(Protocol):
         if self._tls and not self.ready:
             self._end(TlsFailed(tls_refusal(self.place, _why(reason))))
         else:
-            words = "" if self._tls else "; does its listener speak TLS?"
-            self._end(
-                ConnectionLost(
-                    f"the connection to the node at {self.place} ended: {_why(reason)}{words}"
-                )
-            )
+            self._end(ended(self.place, _why(reason), doubtful=not (self._tls or self._answered)))
 
     def _end(self, error: ClientError) -> None:
         self.gone, self.lost = True, error
@@ -197,6 +193,7 @@ class Link(Protocol):
         """
         self._pieces.append(data)
         self._size += len(data)
+        self._answered = self._answered or len(data) >= HEADER_BYTES
         if self._listens_ahead:
             self.hear_ahead()
         elif self._owner.held or self._size >= BATCH_MAX_BYTES:

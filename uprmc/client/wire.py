@@ -17,7 +17,7 @@ import ssl
 from collections import deque
 from typing import Any
 
-from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable, TlsFailed
+from uprmc.client.errors import ClientError, NodeUnreachable, TlsFailed, ended
 from uprmc.places import Place, parsed, speaks_no_tls, tls_refusal
 from uprmc.protocol.opcodes import HEADER_BYTES
 
@@ -244,9 +244,7 @@ class Wire:
             self._socket = None
 
     def _lost(self, why: str) -> ClientError:
-        words = "" if self._tls or self._heard else "; does its listener speak TLS?"
-        lost = ConnectionLost(f"the connection to the node at {self.place} ended: {why}{words}")
-        return lost.doubting(self.place) if words else lost
+        return ended(self.place, why, doubtful=not (self._tls or self._heard))
 
 
 def _addresses(place: Place) -> list[tuple[int, Any]]:
