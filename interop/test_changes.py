@@ -74,6 +74,18 @@ def test_curl_reads_everything_and_continues_after_a_kill(tmp_path: Path) -> Non
         server.stop()
 
 
+def test_a_reader_of_what_is_new_has_a_position_before_the_first_change(tmp_path: Path) -> None:
+    """One that is lost before that comes back with it, and misses nothing."""
+    with start_uprmc(tmp_path, "--vbuckets", "4") as server:
+        with closing(Client(str(server.memcached))) as client:
+            client.set("before", "x")
+            (now,) = cut_after_a_token(server, "since=now")
+            client.set_many({f"gap{number}": "x" for number in range(20)})
+        found = lines(server, f"since={now['token']}")
+        assert sorted(keys(found)) == sorted(f"gap{number}" for number in range(20))
+        server.stop()
+
+
 def cut_after_a_token(server: ServerProcess, query: str) -> list[dict[str, Any]]:
     """Read up to the first token, and hang up; returns the lines."""
     with raw_reader(server, query) as reader, reader.makefile("rb") as answer:

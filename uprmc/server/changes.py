@@ -178,6 +178,7 @@ class Changes:
         """Begin to stream, in a turn of its own."""
         client = self._readers.get(outflow)
         if client is not None:
+            feed.begin()
             client.run(until).addBoth(self._ended, outflow, feed)
 
     def stop(self) -> None:
@@ -261,6 +262,7 @@ class Feed(Handler):
         self._reactor = reactor
         self._outflow = outflow
         self._prefix = question.prefix
+        self._from_now = question.since == "now"
         self._known = known
         self._each_token = each_token
         self._position_at = reactor.seconds()
@@ -269,6 +271,12 @@ class Feed(Handler):
         self._count = 0
         self._items: dict[int, int] = {}
         self._said: dict[int, int] = {}  # the last seqno that was said
+
+    def begin(self) -> None:
+        """Say what "now" is before anything comes: the reader may be lost before that does."""
+        if self._from_now:
+            self.tell_position()
+            self._position_at = self._reactor.seconds()
 
     def snapshot_begin(self, vbucket: int, start: int, end: int, from_disk: bool) -> None:
         self._items[vbucket] = 0
