@@ -99,13 +99,16 @@ class XdcrNode(ReplicaNode):
                 self.upr,
                 self.uuid,
                 received,
-                lambda _authorities: self._dial,
+                lambda _spec: self._dial_for_link,
+                lambda _spec, checked: checked(""),
                 lambda delay_s, action: self._after_in(life, max(delay_s, 1e-5), action),
-                lambda _path: "",
                 lambda event, fields: self.events.append((event, fields)),
                 self._trouble,
             )
         )
+
+    def _dial_for_link(self, place: str, make: Any, failed: Any, _unusable: Any) -> Any:
+        return self._dial(place, partial(make, None), failed)
 
     def _trouble(self, link: str, why: str) -> None:
         self._world.note(f"{self.name}: link {link}: {why}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +12,12 @@ from tests.login.files import password_of, users_file
 from tests.server.test_dialer import certificate_for
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
-from uprmc.errors import InvalidArguments
+from uprmc.errors import ConfigError, InvalidArguments, KeyExists
 from uprmc.kv import connection_commands
 from uprmc.kv.command_table import HANDLERS
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.server.xdcr_driver import FILE_MAX_BYTES, read_in
 from uprmc.xdcr.frames import set_frame
 
 _OURS = (
@@ -67,7 +70,7 @@ def test_our_own_target_grants_all_extensions(centres: DataCentres) -> None:
 
 def test_a_link_over_tls(centres: DataCentres, tmp_path: Path) -> None:
     certificate, key = certificate_for(tmp_path, "127.0.0.1")
-    a = centres.start("a")
+    a = centres.start("a", xdcr__files=str(tmp_path))
     b = centres.start("b", server__tls_cert=certificate, server__tls_key=key)
     write(a, 0, 100)
     link = centres.link(a, b, tls_ca=certificate)
@@ -87,7 +90,7 @@ def test_a_link_that_speaks_tls_where_the_target_does_not_says_so_at_once(
     centres: DataCentres, tmp_path: Path, at_target: bool, at_link: bool, told: str
 ) -> None:
     certificate, key = certificate_for(tmp_path, "127.0.0.1")
-    a = centres.start("a", xdcr__dial_timeout_s=600.0)
+    a = centres.start("a", xdcr__files=str(tmp_path), xdcr__dial_timeout_s=600.0)
     served = {"server__tls_cert": certificate, "server__tls_key": key} if at_target else {}
     b = centres.start("b", **served)
     centres.link(a, b, tls_ca=certificate if at_link else "")
@@ -110,7 +113,7 @@ def test_a_file_that_cannot_be_read_is_an_error_until_it_can(
     centres: DataCentres, tmp_path: Path
 ) -> None:
     password = tmp_path / "password"
-    a, b = centres.start("a"), centres.start("b")
+    a, b = centres.start("a", xdcr__files=str(tmp_path)), centres.start("b")
     given = {"user": "u", "password_file": str(password)}
     with pytest.raises(InvalidArguments, match=r"--password-file: .*password cannot be read"):
         centres.link(a, b, **given)
@@ -131,7 +134,7 @@ def test_a_file_that_cannot_be_read_is_an_error_until_it_can(
 def test_authorities_that_cannot_be_used_are_refused(
     centres: DataCentres, tmp_path: Path, text: str | None
 ) -> None:
-    a, b = centres.start("a"), centres.start("b")
+    a, b = centres.start("a", xdcr__files=str(tmp_path)), centres.start("b")
     if text is not None:
         (tmp_path / "ca.pem").write_text(text)
     with pytest.raises(InvalidArguments, match=r"--tls-ca: .*ca\.pem"):
@@ -144,7 +147,7 @@ def test_a_certificate_that_is_not_trusted_is_told_in_the_words_of_links(
     (tmp_path / "others").mkdir()
     certificate, key = certificate_for(tmp_path, "127.0.0.1")
     others, _ = certificate_for(tmp_path / "others", "127.0.0.1")
-    a = centres.start("a", xdcr__dial_timeout_s=600.0)
+    a = centres.start("a", xdcr__files=str(tmp_path), xdcr__dial_timeout_s=600.0)
     b = centres.start("b", server__tls_cert=certificate, server__tls_key=key)
     link = centres.link(a, b, tls_ca=others)
 
@@ -172,7 +175,7 @@ def test_a_target_that_is_no_node_is_named_with_what_is_wrong(centres: DataCentr
 
 def test_a_target_that_offers_no_login_is_an_error(centres: DataCentres, tmp_path: Path) -> None:
     (tmp_path / "password").write_text("secret\n")
-    a, b = centres.start("a"), centres.start("b")
+    a, b = centres.start("a", xdcr__files=str(tmp_path)), centres.start("b")
     link = centres.link(a, b, user="u", password_file=str(tmp_path / "password"))
     centres.loop.until(lambda: link.state == "error")
     assert "knows no logins" in link.error
@@ -184,7 +187,7 @@ def test_the_link_logs_in_where_the_target_has_users(
 ) -> None:
     users = users_file(tmp_path, link="read,write,stream,replicate,manage,monitor")
     (tmp_path / "password").write_text(password)
-    a, b = centres.start("a"), centres.start("b", server__users=users)
+    a, b = centres.start("a", xdcr__files=str(tmp_path)), centres.start("b", server__users=users)
     write(a, 0, 10)
     link = centres.link(a, b, user="link", password_file=str(tmp_path / "password"))
     if password == "wrong":
@@ -256,3 +259,111 @@ def test_with_timestamps_the_version_with_the_higher_cas_wins_at_both_ends(
     assert documents(a) == documents(b)
     assert documents(a)[b"k"][0] == b"newer"
     assert there.counters.docs_failed_cr_source == 1
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with files that links may have, beside some that they may not."""
+    (tmp_path / "secret").write_text("root:x")
+    found = tmp_path / "files"
+    (found / "deeper").mkdir(parents=True)
+    (found / "password").write_text("word\n")
+    (found / "deeper" / "password").write_text("word")
+    (found / "inside").symlink_to("deeper/password")
+    (found / "outside").symlink_to(tmp_path / "secret")
+    (found / "up").symlink_to(tmp_path)
+    (found / "empty").touch()
+    (found / "large").write_bytes(b"x" * (FILE_MAX_BYTES + 1))
+    (found / "fits").write_bytes(b"x\n" + b"x" * (FILE_MAX_BYTES - 2))
+    os.mkfifo(found / "pipe")
+    return found
+
+
+@pytest.mark.parametrize(
+    "name", ["password", "{}/password", "./deeper/../password", "deeper/password", "inside", "fits"]
+)
+def test_a_file_of_a_link_lies_in_the_folder_that_the_settings_name(
+    folder: Path, name: str
+) -> None:
+    assert read_in(str(folder), name.format(folder), "--x")[:1] in (b"w", b"x")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("/etc/shadow", "is not in"),
+        ("/none/at/all", "is not in"),
+        ("{}", "is not in"),
+        ("", "is not in"),
+        ("..", "is not in"),
+        ("../secret", "is not in"),
+        ("../none", "is not in"),
+        ("{}/../secret", "is not in"),
+        ("{}-beside/secret", "is not in"),
+        ("outside", "is not in"),
+        ("up/secret", "is not in"),
+        ("up/none", "is not in|cannot be read"),
+        ("none", "cannot be read: No such file"),
+        ("deeper", "is no regular file"),
+        ("pipe", "is no regular file"),
+        ("large", "larger than 1048576 bytes"),
+        ("a\0b", "is no path"),
+        ("\ud800", "is no path"),
+        ("x" * 300, "cannot be read: File name too long"),
+    ],
+)
+def test_other_files_are_refused_and_nothing_is_said_of_what_lies_elsewhere(
+    folder: Path, name: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        read_in(str(folder), name.format(folder), "--password-file")
+    assert str(caught.value).startswith("--password-file: ")
+    assert "root" not in str(caught.value).replace(str(folder), "")
+
+
+def test_without_a_folder_links_name_no_files(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"set xdcr\.files"):
+        read_in("", str(folder / "password"), "--tls-ca")
+
+
+def test_a_link_that_names_a_file_of_others_or_a_pipe_is_refused_and_the_node_goes_on(
+    centres: DataCentres, folder: Path
+) -> None:
+    a = centres.start("a", xdcr__files=str(folder))
+    given = {"name": "west", "to": "127.0.0.1:9"}
+    for path in ("/etc/passwd", "outside", "pipe"):
+        for files in ({"user": "u", "password_file": path}, {"tls_ca": path}):
+            with pytest.raises(InvalidArguments):
+                centres.command(a, "create", **given, **files)
+    with pytest.raises(InvalidArguments, match="its first line is empty"):
+        centres.command(a, "create", **given, user="u", password_file="empty")
+    assert a.links.by_name == {}
+    centres.command(a, "create", **given, user="u", password_file="inside")
+    with pytest.raises(KeyExists):
+        centres.command(a, "create", **given)
+
+
+def test_a_kept_link_whose_file_lies_elsewhere_ends_in_an_error(
+    centres: DataCentres, folder: Path
+) -> None:
+    a, b = centres.start("a", xdcr__files=str(folder)), centres.start("b")
+    link = centres.link(a, b, user="u", password_file="password")
+    centres.loop.until(lambda: link.error)
+    old = replace(link.spec, password_file="/etc/passwd")
+    link.resume(old)
+    centres.loop.until(lambda: "is not in" in link.error)
+    write(a, 0, 1)
+
+
+def test_a_link_that_is_deleted_while_its_files_are_read_dials_nobody(
+    centres: DataCentres, folder: Path
+) -> None:
+    a, b = centres.start("a", xdcr__files=str(folder)), centres.start("b")
+    link = centres.link(a, b, user="u", password_file="password")
+    link.tick(a.bucket.clock.monotonic())
+    centres.command(a, "delete", name="west")
+    centres.loop.until(lambda: a.links.by_name == {})
+    assert not link.targets

@@ -94,11 +94,11 @@ def _settings(texts: Sequence[str]) -> dict[str, str]:
     "authorities",
     default="",
     metavar="FILE",
-    help="Dial the target with TLS and trust this PEM file, which the node reads.",
+    help="Dial the target with TLS and trust this PEM file in the node's folder xdcr.files.",
 )
 @click.option("--user", default="", help="Log in to the target as this user.")
 @click.option(
-    "--password-file", default="", metavar="FILE", help="Its password, in a file of the node."
+    "--password-file", default="", metavar="FILE", help="Its password, in a file of that folder."
 )
 @talks_to_a_node("Print one JSON object.", own_target=True)
 def create(

@@ -13,6 +13,12 @@ class XdcrSettings:
     """Links to other clusters, and what they may hold."""
 
     links: int = setting(32, "links", "Links that this node may have.", 1, 1_000)
+    files: str = setting(
+        "",
+        "path",
+        "Folder of the certificates and passwords that links use: `--tls-ca` and `--password-file` "
+        "of `uprmc xdcr create` name files in it. Empty = links have none.",
+    )
     batches: int = setting(
         32,
         "batches",

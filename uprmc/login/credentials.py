@@ -54,17 +54,20 @@ def password_in(path: str) -> str:
             line = file.readline(PASSWORD_MAX_BYTES + 3)
     except OSError as error:
         raise ConfigError(f"the password file {path}: {error.strerror}") from None
-    line = line.rstrip(b"\r\n")
+    return password_of(line, f"the password file {path}")
+
+
+def password_of(text: bytes, what: str) -> str:
+    """Return the password in what a file contains, which `what` names; raises `ConfigError`."""
+    line = text.partition(b"\n")[0].rstrip(b"\r")
     if not line:
-        raise ConfigError(f"the password file {path}: its first line is empty")
+        raise ConfigError(f"{what}: its first line is empty")
     if len(line) > PASSWORD_MAX_BYTES:
-        raise ConfigError(
-            f"the password file {path}: its first line is longer than {PASSWORD_MAX_BYTES} bytes"
-        )
+        raise ConfigError(f"{what}: its first line is longer than {PASSWORD_MAX_BYTES} bytes")
     try:
         return line.decode()
     except UnicodeDecodeError:
-        raise ConfigError(f"the password file {path}: its first line is not UTF-8") from None
+        raise ConfigError(f"{what}: its first line is not UTF-8") from None
 
 
 def credentials_from(username: str | None, password_file: str | None) -> Credentials | None:

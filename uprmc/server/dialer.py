@@ -97,13 +97,18 @@ def trust_root(settings: UprSettings) -> Any:
         text = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"upr.dial_ca: {path} cannot be read: {error.strerror}") from None
+    return trust_of(text, f"upr.dial_ca: {path}")
+
+
+def trust_of(text: bytes, what: str) -> Any:
+    """Return whom the certificates in a text are of; `what` names it. Raises `ConfigError`."""
     found = [part + _PEM_END for part in text.split(_PEM_END)[:-1]]
     try:
         certificates = [Certificate.loadPEM(pem) for pem in found]
     except (crypto.Error, ValueError):
         certificates = []
     if not certificates:
-        raise ConfigError(f"upr.dial_ca: {path} holds no PEM certificate")
+        raise ConfigError(f"{what} holds no PEM certificate")
     return trustRootFromCertificates(certificates)
 
 

@@ -1,31 +1,48 @@
-"""Time, files and a voice for the links of a node."""
+"""Time, files and a voice for the links of a node.
 
+Who makes a link names files by their paths, over the wire. They are read only from the folder that
+the node's settings name, in a thread, and only if they are ordinary ones: nobody reads another file
+by making a link, or learns whether there is one, and no pipe keeps the node waiting.
+"""
+
+# mypy: allow-untyped-calls
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+from twisted.internet.defer import Deferred
 from twisted.internet.task import LoopingCall
+from twisted.internet.threads import deferToThreadPool
+from twisted.python.failure import Failure
+from twisted.python.threadpool import ThreadPool
 
-from uprmc.config import UprSettings
 from uprmc.errors import ConfigError
-from uprmc.ports import Dial, Dialled, MakeSession
-from uprmc.server.dialer import trust_root
+from uprmc.login.credentials import Credentials, password_of
+from uprmc.ports import Dial, Dialled
+from uprmc.server.dialer import trust_of
 from uprmc.server.log import Log, Throttle
 from uprmc.upr.hub import Hub
 from uprmc.xdcr.links import Links
 from uprmc.xdcr.received import Received
-from uprmc.xdcr.world import World
+from uprmc.xdcr.spec import LinkSpec
+from uprmc.xdcr.world import LinkDial, MakeLinkSession, World
 
 #: How often it is looked what is due.
 TICK_S = 0.1
 
 _TROUBLE_LOG_S = 1.0
 
-#: A password file is not longer.
-_PASSWORD_MAX_BYTES = 4_096
+#: A file of a link is not larger.
+FILE_MAX_BYTES = 1024 * 1024
+
+#: Files are opened so: not by a link at its end, and without waiting for who writes into a pipe.
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+_THREADS = 4
 
 #: What a setting of the node is called where a link has it.
 _OPTION = ("upr.dial_ca", "--tls-ca")
@@ -59,16 +76,18 @@ class XdcrDriver:
         """
         self._monotonic = hub.bucket.clock.monotonic
         self._trouble_log = Throttle(_TROUBLE_LOG_S, self._monotonic)
-        self._settings = hub.settings
+        self._folder = hub.bucket.settings.xdcr.files
+        self._reactor = reactor
         self._dialer = dialer
+        self._pool = ThreadPool(minthreads=0, maxthreads=_THREADS, name="uprmc-links")
         received = Received(hub.bucket, lambda why: self._trouble("", why))
         world = World(
             hub,
             bucket_uuid,
             received,
             self._dial,
+            self._check,
             reactor.callLater,
-            _password,
             on_event,
             self._trouble,
         )
@@ -86,6 +105,8 @@ class XdcrDriver:
         if self._ticker.running:
             self._ticker.stop()
         self.links.close()
+        if self._pool.started:
+            self._pool.stop()
 
     def _tick(self) -> None:
         try:
@@ -93,14 +114,23 @@ class XdcrDriver:
         except Exception:  # a bug of ours must not end the links for good
             _log.failure("tick_failed")
 
-    def _dial(self, authorities: str) -> Dial:
-        """Return how to reach a target; raises `ConfigError` for a file that cannot be used."""
-        dial = self._dialer(_trust(self._settings, authorities))
+    def _dial(self, spec: LinkSpec) -> LinkDial:
+        return partial(_Reaching, self._dialer, lambda: self._read(spec))
 
-        def of_link(place: str, make: MakeSession, failed: Callable[[str], None]) -> Dialled:
-            return dial(place, make, lambda why: failed(why.replace(*_OPTION)))
+    def _check(self, spec: LinkSpec, checked: Callable[[str], None]) -> None:
+        reading = self._read(spec)
+        if reading is None:
+            checked("")
+        else:
+            reading.addCallbacks(lambda _: checked(""), lambda failure: checked(_reason(failure)))
 
-        return of_link
+    def _read(self, spec: LinkSpec) -> Deferred[_Found] | None:
+        """Read the files of a link in a thread, ``None`` if it has none."""
+        if not (spec.tls_ca or spec.user):
+            return None
+        if not self._pool.started:
+            self._pool.start()
+        return deferToThreadPool(self._reactor, self._pool, _found, self._folder, spec)
 
     def _trouble(self, link: str, reason: str) -> None:
         held_back = self._trouble_log.passed()
@@ -108,20 +138,99 @@ class XdcrDriver:
             _log.warn("trouble", link=link, reason=reason, unlogged=held_back)
 
 
-def _trust(settings: UprSettings, authorities: str) -> Any:
-    try:
-        return trust_root(replace(settings, dial_ca=authorities))
-    except ConfigError as error:
-        raise ConfigError(str(error).replace(*_OPTION)) from None
+#: Whom to trust, and who to log in as.
+_Found = tuple[Any, Credentials | None]
 
 
-def _password(path: str) -> str:
-    """Read a password: the first line of a file; raises `ConfigError`."""
+class _Reaching:
+    """A connection that is made once the files of its link have been read; see `LinkDial`."""
+
+    def __init__(
+        self,
+        dialer: Callable[[Any], Dial],
+        read: Callable[[], Deferred[_Found] | None],
+        place: str,
+        make: MakeLinkSession,
+        failed: Callable[[str], None],
+        unusable: Callable[[str], None],
+    ) -> None:
+        self._dialled: Dialled | None = None
+        self._abandoned = False
+
+        def go_on(found: _Found) -> None:
+            if self._abandoned:
+                return
+            trust, credentials = found
+            self._dialled = dialer(trust)(
+                place, partial(make, credentials), lambda why: failed(why.replace(*_OPTION))
+            )
+
+        def give_up(failure: Failure) -> None:
+            if not self._abandoned:
+                unusable(_reason(failure))
+
+        reading = read()
+        if reading is None:
+            go_on((None, None))
+        else:
+            reading.addCallbacks(go_on, give_up)
+
+    def abandon(self) -> None:
+        """See `ports.Dialled`."""
+        self._abandoned = True
+        if self._dialled is not None:
+            self._dialled.abandon()
+
+
+def _reason(failure: Failure) -> str:
+    return str(failure.value) or type(failure.value).__name__
+
+
+def _found(folder: str, spec: LinkSpec) -> _Found:
+    """Read what a link names; raises `ConfigError`. For a thread."""
+    trust = credentials = None
+    if spec.tls_ca:
+        text = read_in(folder, spec.tls_ca, "--tls-ca")
+        trust = trust_of(text, f"--tls-ca: {spec.tls_ca}")
+    if spec.user:
+        text = read_in(folder, spec.password_file, "--password-file")
+        password = password_of(text, f"--password-file: {spec.password_file}")
+        credentials = Credentials(spec.user, password)
+    return trust, credentials
+
+
+def read_in(folder: str, name: str, option: str) -> bytes:
+    """Read a regular file in a folder; its name may have the folder's path before it.
+
+    Raises:
+        ConfigError: there is no such file, or it is none; of what lies elsewhere nothing is said.
+    """
+    if not folder:
+        raise ConfigError(
+            f"{option}: this node has no folder for the files of links: set xdcr.files to one, put "
+            "the file there, and start the node again"
+        )
+    root = os.path.abspath(folder)
+    elsewhere = ConfigError(f"{option}: {name} is not in {root}, the folder xdcr.files of the node")
+    path = os.path.normpath(os.path.join(root, name))
+    if not path.startswith(os.path.join(root, "")):
+        raise elsewhere
     try:
-        with Path(path).open("rb") as file:
-            text = file.read(_PASSWORD_MAX_BYTES)
-        return text.splitlines()[0].decode() if text else ""
+        real = os.path.realpath(path, strict=True)
+        if not real.startswith(os.path.join(os.path.realpath(root), "")):
+            raise elsewhere
+        descriptor = os.open(real, _FLAGS)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise ConfigError(f"{option}: {name} is no regular file")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                text = file.read(FILE_MAX_BYTES + 1)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        raise ConfigError(f"--password-file: {path} cannot be read: {error.strerror}") from None
+        raise ConfigError(f"{option}: {name} cannot be read: {error.strerror}") from None
     except ValueError:
-        raise ConfigError(f"--password-file: {path} is not UTF-8") from None
+        raise ConfigError(f"{option}: {name!r} is no path") from None
+    if len(text) > FILE_MAX_BYTES:
+        raise ConfigError(f"{option}: {name} is larger than {FILE_MAX_BYTES} bytes")
+    return text

@@ -27,16 +27,14 @@ class FarNodes:
         self._dialled: dict[str, Dialled] = {}
 
     def read(self, place: str, number: int) -> None:
-        """Read a vBucket of a node; `FarOwner.ready` is called first if there is no connection.
-
-        Raises whatever is wrong with the files that the link names.
-        """
+        """Read a vBucket of a node; `FarOwner.ready` is called first if there is no connection."""
         far = self._fars.get(place)
         if far is not None:
             far.read(number)
             return
         make, failed = partial(self._make, place), partial(self._owner.far_failed, place)
-        self._dialled[place] = self._nodes.reach(self._run.spec, place, make, failed)
+        unusable = partial(failed, final=True)
+        self._dialled[place] = self._nodes.reach(self._run.spec, place, make, failed, unusable)
 
     def _make(self, place: str, login: Login | None, wake: Callable[[], None]) -> Session:
         settings, clock = self._run.hub.bucket.settings, self._run.hub.bucket.clock

@@ -17,7 +17,6 @@ from typing import Any
 
 from uprmc.errors import (
     CommandError,
-    ConfigError,
     InvalidArguments,
     KeyExists,
     KeyNotFound,
@@ -138,12 +137,31 @@ class Links:
             raise KeyNotFound(f"there is no link {name[:80]!r}")
         return link
 
-    def _create(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
+    def _create(self, given: Mapping[str, Any], answered: Answered, refused: Refused) -> None:
         texts: dict[str, Any] = {name: str(given.get(name) or "") for name in _GIVEN}
         settings = LinkSettings().changed(_settings_of(given))
         number = self._bucket.entropy.uuid48()
         made = LinkSpec(texts["name"], f"{number:012x}", texts["to"], settings=settings)
         spec = specs.checked(replace(made, **texts))
+        self._check_room(spec)
+
+        def checked(why: str) -> None:
+            if why:
+                refused(InvalidArguments(why))
+                return
+            try:
+                self._check_room(spec)  # another one may have come
+            except CommandError as error:
+                refused(error)
+                return
+            link = self.by_name[spec.name] = Link(self._world, spec)
+            told = {"name": spec.name, "id": spec.id}
+            link.register(lambda: self._save(lambda: answered(told)))
+
+        self._world.check(spec, checked)
+
+    def _check_room(self, spec: LinkSpec) -> None:
+        """Refuse a link that this node cannot have."""
         if spec.name in self.by_name:
             raise KeyExists(f"there is a link {spec.name!r} already")
         most = self._bucket.settings.xdcr.links
@@ -152,19 +170,6 @@ class Links:
         own = next((place for place in spec.places if self.is_own(place)), None)
         if own is not None:
             raise InvalidArguments(f"{own} is this node itself: name another one")
-        self._check_files(spec)
-        link = self.by_name[spec.name] = Link(self._world, spec)
-        told = {"name": spec.name, "id": spec.id}
-        link.register(lambda: self._save(lambda: answered(told)))
-
-    def _check_files(self, spec: LinkSpec) -> None:
-        """Refuse a link whose files cannot be used; the text says which."""
-        try:
-            self._world.dial(spec.tls_ca)
-            if spec.user:
-                self._world.password(spec.password_file)
-        except ConfigError as error:
-            raise InvalidArguments(str(error)) from None
 
     def _list(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         rows: list[dict[str, Any]] = []

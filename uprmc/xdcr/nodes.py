@@ -134,13 +134,17 @@ class Nodes:
 
     def _call(self, node: Node, spec: LinkSpec, now: float) -> None:
         node.dialling, node.began_at = True, now
-        try:
-            node.dialled = self.reach(
-                spec, node.place, partial(self._make, node), partial(self._give_up, node)
-            )
-        except Exception as error:  # files that cannot be read; the text says which
-            node.dialling = False
-            self._unusable(str(error))
+        node.dialled = self.reach(
+            spec,
+            node.place,
+            partial(self._make, node),
+            partial(self._give_up, node),
+            partial(self._cannot, node),
+        )
+
+    def _cannot(self, node: Node, why: str) -> None:
+        node.dialling, node.dialled = False, None
+        self._unusable(why)
 
     def reach(
         self,
@@ -148,21 +152,26 @@ class Nodes:
         place: str,
         make: Callable[[Login | None, Callable[[], None]], Session],
         failed: Callable[[str], None],
+        unusable: Callable[[str], None],
     ) -> Dialled:
-        """Dial a node; raises whatever is wrong with the files that the link names.
+        """Dial a node.
 
         Args:
             spec: the link.
             place: of the node.
             make: returns the session, given who to log in as and what wakes it.
             failed: see `ports.Dial`.
+            unusable: called with what is wrong with the files that the link names.
         """
-        return self._world.dial(spec.tls_ca)(place, partial(make, self._login(spec, place)), failed)
 
-    def _login(self, spec: LinkSpec, place: str) -> Login | None:
-        if not spec.user:
+        def made(credentials: Credentials | None, wake: Callable[[], None]) -> Session:
+            return make(self._login(spec, place, credentials), wake)
+
+        return self._world.dial(spec)(place, made, failed, unusable)
+
+    def _login(self, spec: LinkSpec, place: str, credentials: Credentials | None) -> Login | None:
+        if credentials is None:
             return None
-        credentials = Credentials(spec.user, self._world.password(spec.password_file))
         safe = bool(spec.tls_ca) or parsed(place).is_local
         return login_in_turns(credentials, nonce_of(self._world.hub.bucket.entropy), safe=safe)
 

@@ -180,10 +180,7 @@ class Reconciliation:
         self._ours = ends_of_branches(self._log, vbucket.high_seqno)
         history = 0 if target.held is None else target.held[number].uuid
         self._tally.begin(history, dry_run=self.dry_run)
-        try:
-            self._fars.read(target.place, number)
-        except Exception as error:  # files that cannot be read; the text says which
-            self.abort(str(error))
+        self._fars.read(target.place, number)
 
     def _begin_later(self, why: str) -> None:
         """Begin with the vBucket again after a while, or end if there was no progress for long."""
