@@ -20,7 +20,7 @@ from interop.waiting import wait_until
 from tests.index.running import BY_CITY, IndexServer, cities, index_server, store
 from tests.index.test_store_histories import KEYS, Histories
 from uprmc.index.errors import Damaged
-from uprmc.index.tree import IndexFile
+from uprmc.index.tree import IndexFile, Room
 from uprmc.index.tree.disk import OsDisk
 
 FAILED = "event.index_failed"
@@ -247,6 +247,98 @@ def test_a_block_that_only_a_compaction_needs_is_found_by_it(machine: Histories)
     with pytest.raises(Damaged, match="checksum"):
         machine.work()
     assert machine.store.compacting.failed == 1
+
+
+def room_of(most: int = 0, reserve: int = 0, *, used: int = 0, disk: int = 10**9) -> Room:
+    """Return the room of files that have `used` bytes, on a disk of which twice that is full."""
+    return Room(
+        Path(),
+        most,
+        reserve,
+        sizes=lambda root: used,
+        disk=lambda root: (disk, disk - 2 * used),
+    )
+
+
+def test_index_files_grow_up_to_their_limit_and_not_one_byte_more() -> None:
+    used = 400
+    room = Room(Path(), 1_000, sizes=lambda root: used, disk=lambda root: (10**9, 10**9))
+    room.take(600)
+    used = 1_000
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"index\.disk_bytes"):
+            room.take(1)
+    used = 700  # another file is gone
+    room.take(300)
+    used = 1_000
+    with pytest.raises(OSError, match=r"index\.disk_bytes"):
+        room.take(1)
+
+
+def test_files_without_a_name_count_until_they_are_gone() -> None:
+    room = room_of(1_000)
+    room.take(900, unnamed=True)
+    with pytest.raises(OSError, match=r"index\.disk_bytes"):
+        room.take(101)
+    room.take(100)
+    room.give_back(900)
+    room.take(1_000)
+
+
+@pytest.mark.parametrize(
+    ("disk", "reserve", "left"), [(10_000, 500, 500), (10_000, 5_000, 1_000), (10_000, 0, 0)]
+)
+def test_the_reserve_of_the_disk_is_left_to_others(disk: int, reserve: int, left: int) -> None:
+    room = room_of(reserve=reserve, used=2_000, disk=disk)
+    free = disk - 4_000
+    room.take(free - left)
+    with pytest.raises(OSError, match=r"index\.disk_reserve"):
+        room.take(free - left + 1)
+
+
+def test_a_file_takes_room_for_what_it_grows_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(Room, "take", lambda room, size, unnamed=False: taken.append(size))
+    disk = OsDisk(tmp_path / "f", create=True)
+    disk.write_at(0, bytes(10))
+    disk.write_at(2, bytes(4))
+    disk.write_at(8, bytes(4))
+    disk.truncate(5)
+    disk.write_at(5, bytes(1))
+    disk.close()
+    disk = OsDisk(tmp_path / "f")
+    disk.write_at(6, bytes(1))
+    disk.close()
+    assert taken == [10, 2, 1, 1]
+
+
+def test_a_design_that_grows_stands_still_at_the_limit_until_another_is_deleted(
+    node: ServerProcess, tmp_path: Path
+) -> None:
+    data = tmp_path / "index"
+    settings = {**SETTINGS, "index.disk_bytes": "400KiB"}
+    with index_server(data, node.upr, settings=settings) as server:
+        views = server.views
+        store(node, cities(range(1_000)))
+        views.put("other", BY_CITY)
+        assert views.count(view="other/by_city") == 1_000
+        views.put("d", BY_CITY)
+        assert views.count() == 1_000
+        numbers = iter(range(1_000_000))
+
+        def has_failed() -> bool:
+            first = next(numbers) * 1_000
+            store(node, cities(range(first, first + 1_000), city="c1"))
+            return "index.disk_bytes" in views.info()["error"]
+
+        wait_until(has_failed)
+        assert sum(path.stat().st_size for path in data.rglob("*.index")) <= 400 * 1024
+        assert len(views.ids(stale="ok")) >= 1_000
+        assert views.ask("DELETE", "/_design/other").status == 200
+        views.until("it goes on", lambda info: not info["error"])
+        assert views.count() > 1_000
 
 
 def damage(path: Path, tree: int) -> None:

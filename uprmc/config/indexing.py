@@ -133,6 +133,22 @@ class IndexSettings:
         1 * MIB,
         1_024 * GIB,
     )
+    disk_bytes: int = setting(
+        0,
+        "bytes",
+        "Most that all index files together may have, copies of compactions included; 0 = any "
+        "number.",
+        0,
+        1_024 * 1_024 * GIB,
+    )
+    disk_reserve: int = setting(
+        512 * MIB,
+        "bytes",
+        "Bytes of the disk that index files leave to the store and others; a tenth of the disk at "
+        "most.",
+        0,
+        1_024 * GIB,
+    )
     waiting: int = setting(
         10_000, "requests", "Requests that may wait for one index; others get 503.", 1, 1_000_000
     )

@@ -41,7 +41,7 @@ from uprmc.index.service_metrics import metrics_of
 from uprmc.index.source import Source
 from uprmc.index.source_nodes import SourceNodes
 from uprmc.index.store import IndexStore
-from uprmc.index.tree import limit_cache
+from uprmc.index.tree import Room, limit_cache, limit_disk
 from uprmc.index.updater import Stopped
 from uprmc.index.waiting import Deadline
 from uprmc.metrics import Metric
@@ -93,6 +93,7 @@ class Service:
         self._reactor, self._root, self._nodes = reactor, root, nodes
         self._settings, self._now = settings, now
         limit_cache(settings.cache_bytes)
+        limit_disk(Room(root, settings.disk_bytes, settings.disk_reserve))
         self.source = Source(
             reactor, nodes.places, settings.poll_s, nodes.tls, self._look, nodes.credentials
         )

@@ -18,6 +18,7 @@ from operator import eq, itemgetter
 from pathlib import Path
 from typing import IO
 
+from uprmc.index.tree.disk import room
 from uprmc.index.tree.nodes import Row
 
 __all__ = ["Sorter", "keep_last"]
@@ -58,6 +59,7 @@ class Sorter:
         self.rows: list[Row] = []
         self._directory, self._unique = directory, unique
         self._file: IO[bytes] | None = None
+        self._taken = 0
         self._runs: list[list[tuple[int, int]]] = []
 
     def _sorted(self) -> list[Row]:
@@ -79,6 +81,8 @@ class Sorter:
         run = []
         for start in range(0, len(rows), _CHUNK_ROWS):
             data = marshal.dumps(rows[start : start + _CHUNK_ROWS], _MARSHAL_VERSION)
+            room().take(len(data), unnamed=True)
+            self._taken += len(data)
             run.append((self._file.tell(), len(data)))
             self._file.write(data)
         self._runs.append(run)
@@ -115,6 +119,8 @@ class Sorter:
     def close(self) -> None:
         """Give back memory and disk."""
         self.rows, self._runs = [], []
+        room().give_back(self._taken)
+        self._taken = 0
         file, self._file = self._file, None
         if file is not None:
             with suppress(OSError):  # a full disk does not take the rest, which is of no use now
