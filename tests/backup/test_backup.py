@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,9 @@ from uprmc.backup.backups import backup
 from uprmc.backup.manifest import Manifest, read_manifest
 from uprmc.backup.repository import Repository
 from uprmc.backup.restoring import restore
+from uprmc.backup.verifying import verify
 from uprmc.columnar.access import Access
+from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import (
     BackupBusy,
     BackupDamaged,
@@ -557,3 +561,26 @@ def test_a_damaged_parent_is_not_added_to(source: ServerProcess, tmp_path: Path)
     file.write_text(file.read_text()[:-30])
     with pytest.raises(BackupDamaged):
         add(source, tmp_path)
+
+
+def connections_of(server: ServerProcess) -> int:
+    with Connection(str(server.upr), access_to(server)) as connection:
+        return int(connection.stats("")["total_connections"])
+
+
+def test_a_backup_needs_few_connections_however_many_groups_it_has(tmp_path: Path) -> None:
+    with start(tmp_path / "data", vbuckets=64) as server:
+        # more than flow control lets through, unless what one group leaves is counted by the next
+        store(server, numbered(500, value="v" * 2_000))
+        access = replace(access_to(server), flow_control_bytes=65_536)
+        counts = [connections_of(server)]
+        for step in (
+            lambda: backup(access, tmp_path / "b", engine=HERE, groups=64),
+            lambda: backup(access_to(server), tmp_path / "b", engine=HERE),
+            lambda: restore(tmp_path / "b", access_to(server), engine=HERE),
+            lambda: verify(tmp_path / "b", access_to(server), engine=HERE),
+        ):
+            step()
+            counts.append(connections_of(server))
+        each = connections_of(server) - counts[-1]
+        assert max(after - before - each for before, after in pairwise(counts)) <= 5

@@ -17,7 +17,7 @@ from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
 from tests.server.test_dialer import certificate_for
 from uprmc.columnar.access import Access, Tls, parsed_place
-from uprmc.columnar.connection import PIPELINE_MAX, Connection
+from uprmc.columnar.connection import PIPELINE_MAX, Connection, lent, reusing
 from uprmc.columnar.errors import (
     BadOption,
     LoginRefused,
@@ -293,3 +293,80 @@ def test_what_is_no_place_is_said(place: str) -> None:
 def test_an_access_travels_by_pickle() -> None:
     found = Access(("a:1",), tls=Tls(ca_file="ca"), username="u", password_env="X")
     assert pickle.loads(pickle.dumps(found)) == found
+
+
+# --- used again -----------------------------------------------------------------------------------
+
+
+def dialled_twice(
+    place: str, between: Callable[[Connection], object], *, purposes: tuple[str, str] = ("", "")
+) -> bool:
+    """Return whether a connection that was used before is given to nobody again."""
+    how = access(place, read_timeout_s=30)
+    first, second = purposes
+    with reusing():
+        with lent(place, how, first) as one:
+            one.require([RequestFrame(Opcode.NOOP)])
+            between(one)
+        later = replace(how, terms={1: 1}, patience_s=9.0, spare_leases=2)
+        with lent(place, later, second) as other:
+            other.require([RequestFrame(Opcode.NOOP)])
+        return one is not other
+
+
+def opened(connection: Connection) -> None:
+    connection.opened = True
+
+
+def unanswered(connection: Connection) -> None:
+    connection._questions.expect(Opcode.NOOP, Opcode.NOOP)
+
+
+def spoken_to(connection: Connection) -> None:
+    connection.send(RequestFrame(Opcode.NOOP).encode(connection.next_opaque()))
+    assert connection.socket.recv(1, socket.MSG_PEEK)
+
+
+@pytest.mark.parametrize(
+    ("between", "purposes", "anew"),
+    [
+        (lambda _: None, ("", ""), False),
+        (opened, ("streams", "streams"), False),
+        (opened, ("streams", "registers"), True),
+        (opened, ("streams", ""), True),
+        (opened, ("", ""), True),
+        (lambda _: None, ("streams", "streams"), True),
+        (unanswered, ("", ""), True),
+        (spoken_to, ("", ""), True),
+        (Connection.close, ("", ""), True),
+    ],
+)
+def test_a_connection_is_used_again_for_the_same_if_nothing_is_left_of_before(
+    servers: str,
+    between: Callable[[Connection], object],
+    purposes: tuple[str, str],
+    anew: bool,
+) -> None:
+    assert dialled_twice(servers, between, purposes=purposes) is anew
+
+
+def test_connections_are_closed_when_nobody_uses_them_again(servers: str) -> None:
+    how = access(servers)
+    with lent(servers, how) as alone:
+        pass
+    with reusing(), reusing():
+        with lent(servers, how) as kept:
+            pass
+        assert kept.socket.fileno() >= 0
+        with pytest.raises(Refused), lent(servers, how) as failed:
+            failed.require([RequestFrame(Opcode.GET, b"absent")])
+    assert [each.socket.fileno() for each in (alone, kept, failed)] == [-1, -1, -1]
+
+
+def test_a_connection_that_its_node_has_closed_is_not_used_again() -> None:
+    with peer() as node, reusing():
+        with lent(node.place, access(node.place)) as one:
+            pass
+        one.socket.shutdown(socket.SHUT_RDWR)
+        with lent(node.place, access(node.place)) as other:
+            assert other is not one

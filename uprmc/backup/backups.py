@@ -43,6 +43,7 @@ from uprmc.backup.repository import (
 )
 from uprmc.backup.revision_floors import told_floors
 from uprmc.columnar.access import Access
+from uprmc.columnar.connection import reusing
 from uprmc.columnar.errors import BackupDamaged, BadOption, LeaseEnded, RolledBack
 from uprmc.columnar.lease import KeptLease, Lease, of_token
 from uprmc.jobs.engines import Engine, LocalEngine
@@ -54,6 +55,7 @@ __all__ = ["Kind", "backup"]
 ATTEMPTS = 3
 
 
+@reusing()
 def backup(
     access: Access,
     directory: Path | str,

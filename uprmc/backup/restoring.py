@@ -26,6 +26,7 @@ from uprmc.backup.repository import Increment, Repository
 from uprmc.backup.revision_floors import floors_in, raise_floors
 from uprmc.backup.verifying import BackupSide, VerifyReport, overwrite_differing, verify
 from uprmc.columnar.access import Access
+from uprmc.columnar.connection import reusing
 from uprmc.columnar.errors import BackupForeign, BadOption
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
@@ -140,6 +141,7 @@ class _GroupTask:
     logs: Mapping[int, Log] | None
 
 
+@reusing()
 def restore(
     directory: Path | str,
     access: Access,

@@ -46,6 +46,7 @@ from uprmc.backup.endpoints import (
     parts_of,
 )
 from uprmc.columnar.access import Access
+from uprmc.columnar.connection import reusing
 from uprmc.columnar.errors import BadOption
 from uprmc.columnar.report import JsonReport, TaskReport
 from uprmc.columnar.write_options import WriteOptions
@@ -135,6 +136,7 @@ class VerifyReport(JsonReport):
         return f"{'; '.join(parts)} ({compared}); such as {shown}"
 
 
+@reusing()
 def verify(
     a: Side | Path | str,
     b: Side | Path | str,

@@ -3,15 +3,22 @@
 Every wait is limited: `connect_timeout_s` until the node is ready to be asked, `read_timeout_s`
 for each piece of data after that. What goes wrong with the connection is `Unreachable`, and may be
 tried again; what the node says that no node may say is `ProtocolError`, and may not.
+
+A login costs a node milliseconds of work, so within `reusing` a connection that is done with waits
+for whoever needs one next: a backup logs in once for each connection that it needs at a time, not
+once for each question.
 """
 
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
-from collections.abc import Callable, Sequence
-from typing import Self
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Self
 
 from uprmc.columnar.access import Access, Tls, parsed_place
 from uprmc.columnar.errors import (
@@ -65,6 +72,7 @@ class Connection:
         socket: for callers that have to wait for several things at once.
         knows_terms: the node tells the terms of vBuckets.
         knows_origins: it tells where versions were first accepted, and takes that with them.
+        opened: what came of making it a connection for one purpose, see `lent`.
 
     Raises:
         Unreachable: nothing answers there.
@@ -76,6 +84,7 @@ class Connection:
         self._access = access
         self.knows_terms = False
         self.knows_origins = False
+        self.opened: Any = None
         self._questions: Questions[int] = Questions(strict=False)
         self._heard = False
         self._received = bytearray()
@@ -197,6 +206,19 @@ class Connection:
         if not count:
             raise self._doubted(Unreachable(f"{self.place} closed the connection{self._hint()}"))
         return count
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing was asked without an answer, and nothing has come but answers.
+
+        Whatever has come meanwhile, its end above all, makes it one that is not used again.
+        """
+        if self._questions or self._received:
+            return False
+        try:
+            return not select.select([self.socket], [], [], 0)[0]
+        except (OSError, ValueError):
+            return False
 
     def close(self) -> None:
         """Hang up."""
@@ -337,6 +359,105 @@ class Connection:
         if self._heard or self._access.tls:
             return ""
         return "; is it the upr listener, and does that speak TLS?"
+
+
+# --- used again -----------------------------------------------------------------------------------
+
+#: Connections that rest, of one place, access and purpose.
+_RESTING_MAX = 4
+
+_Kind = tuple[str, Access, str]
+
+
+class _Resting:
+    """The connections of this process that wait for whoever needs one next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._found: dict[_Kind, list[Connection]] = {}
+        self._users = 0
+
+    def enter(self) -> None:
+        with self._lock:
+            self._users += 1
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            left = [] if self._users else [each for kind in self._found.values() for each in kind]
+            if not self._users:
+                self._found.clear()
+        for each in left:
+            each.close()
+
+    def take(self, kind: _Kind) -> Connection | None:
+        while True:
+            with self._lock:
+                found = self._found.get(kind)
+                if not found:
+                    return None
+                connection = found.pop()
+            if connection.rests:
+                return connection
+            connection.close()
+
+    def give(self, kind: _Kind, connection: Connection) -> None:
+        if connection.rests:
+            with self._lock:
+                found = self._found.setdefault(kind, [])
+                if self._users and len(found) < _RESTING_MAX:
+                    found.append(connection)
+                    return
+        connection.close()
+
+
+_resting = _Resting()
+
+
+@contextlib.contextmanager
+def reusing() -> Iterator[None]:
+    """Let connections of this process be used again, until the block ends."""
+    _resting.enter()
+    try:
+        yield
+    finally:
+        _resting.leave()
+
+
+def taken(place: str, access: Access, purpose: str = "") -> Connection:
+    """Return a connection, one that rests or a new one; `given_back` takes it. Raises as the class.
+
+    Args:
+        place, access: as for the class.
+        purpose: what its users make of it, who find that in its `opened`; empty = nothing.
+    """
+    found = _resting.take(_kind(place, access, purpose))
+    return Connection(place, access) if found is None else found
+
+
+def given_back(connection: Connection, access: Access, purpose: str = "") -> None:
+    """Let a connection rest; one that cannot be used for the same again is closed."""
+    if (connection.opened is None) is (purpose == ""):
+        _resting.give(_kind(connection.place, access, purpose), connection)
+    else:
+        connection.close()
+
+
+@contextlib.contextmanager
+def lent(place: str, access: Access, purpose: str = "") -> Iterator[Connection]:
+    """Give a connection for a block; after an error it is closed. See `taken`."""
+    connection = taken(place, access, purpose)
+    try:
+        yield connection
+    except BaseException:
+        connection.close()
+        raise
+    given_back(connection, access, purpose)
+
+
+def _kind(place: str, access: Access, purpose: str) -> _Kind:
+    """Return which connections are alike: how one is made does not depend on the rest of access."""
+    return place, replace(access, terms={}, patience_s=None, spare_leases=0), purpose
 
 
 def _context_of(tls: Tls) -> ssl.SSLContext:

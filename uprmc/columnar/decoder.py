@@ -166,6 +166,11 @@ class Decoder:
         """Whether it is time to `take` what has come."""
         return self._count >= self._rows or self._scanned >= self.size_bytes
 
+    @property
+    def drained(self) -> bool:
+        """Whether all that has come was decoded: no frame is there in part."""
+        return self._filled == self._scanned
+
     def take(self) -> Block:
         """Return everything complete that has come.
 

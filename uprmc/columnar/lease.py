@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import Connection, lent
 from uprmc.columnar.errors import (
     BadOption,
     LeaseEnded,
@@ -122,7 +122,7 @@ class Lease:
         for grant in self.grants:
             mine = [number for number in grant.vbuckets if number in wanted]
             requests = [messages.rows_reached(grant.id, n, *wanted[n]) for n in mine]
-            with Connection(grant.place, self._access) as connection:
+            with lent(grant.place, self._access) as connection:
                 answers = connection.ask(requests)
                 if any(each.status for each in answers):
                     return None
@@ -136,7 +136,7 @@ class Lease:
         """End it. One that has ended, or a node that does not answer, is no error."""
         for grant in self.grants:
             try:
-                with Connection(grant.place, self._access) as connection:
+                with lent(grant.place, self._access) as connection:
                     connection.ask([messages.release(grant.id)])
             except SparkError:
                 continue  # it lapses by itself
@@ -340,7 +340,7 @@ class _Acquiring:
 
 def _renewed(access: Access, grant: Grant, seconds: int) -> int:
     def attempt() -> int:
-        with Connection(grant.place, access) as connection:
+        with lent(grant.place, access) as connection:
             (answer,) = connection.ask([messages.renew(grant.id, seconds)])
             if answer.status == Status.KEY_NOT_FOUND:
                 raise LeaseEnded(f"{grant.place} has no lease {grant.id:016x} any more")

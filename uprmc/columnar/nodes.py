@@ -15,7 +15,7 @@ from functools import partial
 from typing import Self, TypeVar
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import Connection, given_back, taken
 from uprmc.columnar.errors import (
     BadOption,
     NoVBucket,
@@ -117,7 +117,7 @@ class Nodes:
         """Return the connection to a node, dialled if need be."""
         found = self._connections.get(place)
         if found is None:
-            found = self._connections[place] = Connection(place, self._access)
+            found = self._connections[place] = taken(place, self._access)
         return found
 
     def drop(self, place: str) -> None:
@@ -213,9 +213,10 @@ class Nodes:
         return self.at(place, ask)
 
     def close(self) -> None:
-        """Hang up on all."""
-        for place in list(self._connections):
-            self.drop(place)
+        """Let go of all connections."""
+        while self._connections:
+            _, connection = self._connections.popitem()
+            given_back(connection, self._access)
 
     def __enter__(self) -> Self:
         return self

@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import Connection, lent
 from uprmc.columnar.decoder import Block
 from uprmc.columnar.errors import BadOption, LeaseEnded, Unreachable
 from uprmc.columnar.lease import KeptLease, Lease, of_token
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
-from uprmc.columnar.streams import LeaseGone, Streams
+from uprmc.columnar.streams import LeaseGone, Streams, purpose_of
 from uprmc.connecting import own_name
 from uprmc.consume.lease import Grant
 
@@ -160,7 +160,8 @@ class _Reading:
         while left := [each for each in states if not each.ended]:
             before = sum(each.seqno for each in left)
             try:
-                with Connection(grant.place, self._access) as connection:
+                purpose = purpose_of(self._access, self._columns, left, self.no_value)
+                with lent(grant.place, self._access, purpose) as connection:
                     for block in self._streams(connection, grant.id, left):
                         yield from self._take(block)
             except (Unreachable, Busy) as error:

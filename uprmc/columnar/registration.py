@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
 from functools import partial
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import Connection, lent
 from uprmc.columnar.errors import NoVBucket, SparkError
 from uprmc.columnar.nodes import Nodes
 from uprmc.connecting import own_name
@@ -88,7 +88,7 @@ class Registration:
         for place, rows in self._nodes.items():
             frames = rows.rest()
             if frames:
-                with suppress(SparkError), Connection(place, self._access) as connection:
+                with suppress(SparkError), self._lent(place) as connection:
                     rows.begin(self._open(connection))
                     self._send(connection, rows, frames)
 
@@ -109,7 +109,7 @@ class Registration:
         if not frames and not new:
             return
         try:
-            with Connection(place, self._access) as connection:
+            with self._lent(place) as connection:
                 rows.begin(self._open(connection))
                 frames += rows.register_all({number: durable(number) for number in new})
                 self._places.update(dict.fromkeys(new, place))
@@ -136,7 +136,13 @@ class Registration:
 
     def _open(self, connection: Connection) -> set[bytes]:
         """Make it a connection that may report; return what the node grants."""
-        return opened(connection, b"registers " + self._instance.id)
+        if connection.opened is None:
+            connection.opened = opened(connection, b"registers " + self._instance.id)
+        granted: set[bytes] = connection.opened
+        return granted
+
+    def _lent(self, place: str) -> AbstractContextManager[Connection]:
+        return lent(place, self._access, f"registers {self._instance.id.hex()}")
 
 
 def opened(connection: Connection, name: bytes) -> set[bytes]:
@@ -179,7 +185,7 @@ def unregister(access: Access, name: bytes) -> list[int]:
 
 
 def _removed(name: bytes, numbers: Sequence[int], connection: Connection) -> set[int]:
-    granted = opened(connection, own_name("removes").encode())
+    granted = connection.opened = opened(connection, own_name("removes").encode())
     if features.WATERMARKS not in granted:
         return set()
     refusals: list[tuple[Refused, ResponseFrame]] = []

@@ -76,11 +76,13 @@ class Streams:
             Busy, Unreachable: the rest may be asked for on another connection.
             ProtocolError, LeaseRefused, Refused, KeyNotText.
         """
-        limited = any(each.range.end is not None for each in states)
-        if limited:
+        if _is_limited(states):
             self._flow.buffer_bytes = min(self._flow.buffer_bytes, _LIMITED_BYTES)
             self._decoder.size_bytes = min(self._decoder.size_bytes, _LIMITED_BYTES // 4)
-        self._handshake()
+        if self._connection.opened is None:
+            self._handshake()
+        else:  # an earlier read has done so, whose last bytes are not acknowledged yet
+            self._flow = self._connection.opened
         self._waiting.extend(states)
         for each in states:
             each.open()
@@ -101,14 +103,15 @@ class Streams:
                 self._close_enough()
             if self._error is not None:
                 raise self._error
+        if self._decoder.drained:
+            self._connection.opened = self._flow
+        else:
+            self._connection.close()
 
     # --- what is sent ---------------------------------------------------------------------------
 
     def _handshake(self) -> None:
-        flags = 0
-        if self._no_value:
-            keeps = "_datatype" in self._columns.names
-            flags = OpenFlag.NO_VALUE_KEEP_DATATYPE if keeps else OpenFlag.NO_VALUE
+        flags = _flags(self._columns, self._no_value)
         opening = features.LEASE_READER.open(self._name.encode()[-200:], flags)
         controls = features.LEASE_READER.controls(
             buffer_bytes=self._flow.buffer_bytes,
@@ -196,3 +199,22 @@ class Streams:
             )
         else:
             self._error = self._connection.refusal(answer, f"the stream of vb={state.vbucket}")
+
+
+def purpose_of(
+    access: Access, columns: Columns, states: Sequence[ReadState], no_value: bool
+) -> str:
+    """Return what a connection is opened for, by which `Streams` may use it again."""
+    flags = _flags(columns, no_value or not columns.wants_value)
+    return f"streams {flags} {_is_limited(states)} {access.flow_control_bytes}"
+
+
+def _flags(columns: Columns, no_value: bool) -> int:
+    if not no_value:
+        return 0
+    keeps = "_datatype" in columns.names
+    return OpenFlag.NO_VALUE_KEEP_DATATYPE if keeps else OpenFlag.NO_VALUE
+
+
+def _is_limited(states: Sequence[ReadState]) -> bool:
+    return any(each.range.end is not None for each in states)

@@ -26,6 +26,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import IO, Any
 
+from uprmc.columnar.connection import reusing
 from uprmc.columnar.errors import TaskFailed
 from uprmc.jobs.engines import attempted
 
@@ -40,10 +41,11 @@ def main() -> None:
     for module in sys.argv[1:]:
         with suppress(ImportError):
             import_module(module)
-    while True:
-        answer = answer_to(orders.get())
-        pickle.dump(answer, answers)
-        answers.flush()
+    with reusing():  # a worker ends with its process
+        while True:
+            answer = answer_to(orders.get())
+            pickle.dump(answer, answers)
+            answers.flush()
 
 
 def answer_to(order: bytes) -> bytes:
