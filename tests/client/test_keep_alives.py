@@ -95,13 +95,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 class Slow(Handler):
     """Works for long at the first change."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_takes_s: float = WORK_S) -> None:
+        self._first_takes_s = first_takes_s
         self.changes: list[Change] = []
 
     def mutation(self, change: Change) -> None:
         self.changes.append(change)
         if len(self.changes) == 1:
-            time.sleep(WORK_S)  # this is what is tested: nothing can be waited for instead
+            time.sleep(self._first_takes_s)  # this is what is tested
 
 
 def test_a_blocking_handler_may_work_longer_than_keep_alives_allow(server: ServerProcess) -> None:
@@ -111,6 +112,21 @@ def test_a_blocking_handler_may_work_longer_than_keep_alives_allow(server: Serve
         (node,) = client.metrics().nodes.values()
     assert node.last_error == ""
     assert len(handler.changes) == 20
+
+
+def test_who_runs_the_loop_by_steps_may_take_time_between_them(server: ServerProcess) -> None:
+    """As somebody who prints does, while nobody reads."""
+    handler = Slow(first_takes_s=0.0)
+    client = UprClient(str(server.upr), handler, noop_interval_s=INTERVAL_S)
+    with client, client.running_loop(None) as loop:
+        steps = loop.steps(None, WORK_S + 60)
+        while len(handler.changes) < 20:
+            next(steps)
+        time.sleep(WORK_S)  # this is what is tested: nothing can be waited for instead
+        for _ in range(3):
+            next(steps)
+        (node,) = client.metrics().nodes.values()
+        assert (node.connected, node.last_error) == (True, "")
 
 
 def test_a_handlers_deferred_may_take_longer_than_keep_alives_allow(

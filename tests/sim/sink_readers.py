@@ -66,10 +66,10 @@ class Lines:
                 self.again += 1
                 return
             ids[row["id"]] = row["seqno"]
-            self.changes.setdefault(number, set()).add((row["vb_uuid"], row["seqno"]))
+            self.changes.setdefault(number, set()).add((int(row["vb_uuid"]), row["seqno"]))
         key = _bytes(row, "key")
         if row["op"] == "set":
-            numbers = (row[name] for name in ("rev", "cas", "flags", "expiry"))
+            numbers = (int(row[name]) for name in ("rev", "cas", "flags", "expiry"))
             here[key] = (_bytes(row, "value"), *numbers)
         else:
             here.pop(key, None)

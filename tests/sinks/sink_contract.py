@@ -73,7 +73,7 @@ class Lines:
                 self.repeated.append(row["id"])
                 return
             seen[row["id"]] = row["seqno"]
-            self.changes.setdefault(row["vbucket"], set()).add((row["vb_uuid"], row["seqno"]))
+            self.changes.setdefault(row["vbucket"], set()).add((int(row["vb_uuid"]), row["seqno"]))
         key = row["key"].encode()
         if row["op"] == "set":
             here[key] = row["value"].encode()

@@ -1,7 +1,8 @@
 """One run of the blocking client: its sockets, and the thread that owns them.
 
 The thread calls the rules, holding the client's lock; other threads wake it by a pair of sockets.
-While a handler works the sockets belong to the keeper, a second thread: it answers keep-alives.
+While a handler works, or whoever runs the loop by steps, the sockets belong to the keeper, a second
+thread: it answers keep-alives.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class Loop:
             if reached is not None and reached():
                 break
             self._wait_and_read()
-            yield
+            with self._keeper:  # whoever steps may take its time
+                yield
         with self._lock:
             self._drive(self.core.idle())
         with contextlib.suppress(ClientError):  # all is saved; it is reported when it runs again

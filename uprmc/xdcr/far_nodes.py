@@ -38,7 +38,8 @@ class FarNodes:
 
     def _make(self, place: str, login: Login | None, wake: Callable[[], None]) -> Session:
         settings, clock = self._run.hub.bucket.settings, self._run.hub.bucket.clock
-        name = PREFIX + self._run.spec.name.encode() + b":reconcile"
+        spec = self._run.spec  # links of other nodes may have the same name
+        name = PREFIX + f"{spec.name}:{spec.id}:reconcile".encode()
         far = FarDocuments(place, self._owner, name, login, settings, clock, wake)
         self._fars[place] = far
         return far
