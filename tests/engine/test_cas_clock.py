@@ -156,6 +156,14 @@ def test_a_clock_that_leaps_ahead_and_comes_back_moves_no_cas(rule: str) -> None
     assert node.set(b"c").cas >= reading(node.clock.now() - 2)
 
 
+def test_a_promotion_during_a_leap_moves_no_cas_either(node: Node) -> None:
+    pass_time(node, 10)
+    node.clock.step(30 * DAY_S)
+    node.bucket.set_state(0, VBucketState.REPLICA)
+    node.bucket.set_state(0, VBucketState.ACTIVE)
+    assert is_taken_elsewhere(node.set(b"a"), node)
+
+
 def test_a_clock_that_was_behind_and_is_set_right_is_believed_after_an_hour(node: Node) -> None:
     pass_time(node, 10)
     node.clock.step(30 * DAY_S)
@@ -165,47 +173,34 @@ def test_a_clock_that_was_behind_and_is_set_right_is_believed_after_an_hour(node
     assert node.set(b"b").cas >= NOW + 30 * DAY_S * NANOS
 
 
-def test_a_node_that_started_with_a_wrong_clock_returns_when_it_is_set_right(node: Node) -> None:
+def test_what_was_given_out_is_not_taken_back_when_the_clock_is_set_right(node: Node) -> None:
     node.clock.step(30 * DAY_S)
     node = node.restarted()
     wrong = node.set(b"a").cas
     assert wrong >= NOW + 30 * DAY_S * NANOS
-    node.flush()
-    node.clock.step(-30 * DAY_S)
-    pass_time(node, 1)
-    assert is_taken_elsewhere(node.set(b"b"), node)
-    assert node.vbucket.get(b"a").cas == wrong
-    assert is_taken_elsewhere(node.set(b"a"), node)
-    node = node.restarted()
-    assert is_taken_elsewhere(node.set(b"c"), node)
-
-
-def test_where_the_cas_decides_a_newer_version_has_always_a_higher_one() -> None:
-    node = Node(settings_of(engine={"conflict_resolution": "timestamp"}))
-    node.clock.step(30 * DAY_S)
-    node = node.restarted()
-    wrong = node.set(b"a").cas
     node.clock.step(-30 * DAY_S)
     pass_time(node, 1)
     assert node.set(b"a").cas > wrong
+    node.stop()
+    assert node.restarted().set(b"b").cas > wrong
 
 
-def test_a_cas_far_in_the_future_is_taken_on_demand_and_does_not_count(node: Node) -> None:
+def test_a_cas_far_in_the_future_is_taken_on_demand(node: Node) -> None:
     version = pack(Item(b"k", b"v", 0, 0, NOW + 90 * DAY_S * NANOS, 0, 1))
     with pytest.raises(InvalidArguments, match="far in the future"):
         accept_version(node.bucket, node.vbucket, version, Demand())
     accept_version(node.bucket, node.vbucket, version, Demand(any_cas=True))
-    assert is_taken_elsewhere(node.set(b"other"), node)
-    assert is_taken_elsewhere(node.set(b"k"), node)
+    assert node.vbucket.get(b"k").cas == NOW + 90 * DAY_S * NANOS
+    assert node.set(b"k").cas > NOW + 90 * DAY_S * NANOS
 
 
-def test_a_clock_that_leaps_again_and_again_moves_the_time_by_an_hour_an_hour() -> None:
+def test_a_clock_that_leaps_again_and_again_moves_the_time_by_half_a_day_an_hour() -> None:
     timeline, wall = Timeline(), BEGINNING
     for passed in range(1_000):
         timeline.look(wall, float(passed))
-        wall += 3_000
+        wall += 40_000
         told = wall if wall <= timeline.until else timeline.instead
-        assert told <= BEGINNING + passed + 2 * 3_600
+        assert told <= BEGINNING + passed + DAY_S
 
 
 @given(st.integers(0, 2**62), st.floats(0, 4e9), st.integers(1, 2**48 - 1))
@@ -213,7 +208,6 @@ def test_a_jump_leaves_more_behind_than_anybody_writes_meanwhile(
     known: int, now_s: float, name: int
 ) -> None:
     cas = beyond(known, now_s, name)
-    if known <= reading(now_s) + 23 * HOUR:
-        assert cas >= known + 2**32
+    assert cas >= known + 2**32
     if known <= reading(now_s) + 12 * HOUR:
         assert cas >= max(known, reading(now_s)) + JUMP

@@ -141,6 +141,21 @@ def test_what_was_examined_is_not_read_again() -> None:
 # --- how old --------------------------------------------------------------------------------------
 
 
+def test_a_clock_that_leaps_ahead_makes_no_deletion_old() -> None:
+    node = node_of()
+    node.bucket.tick()
+    bury(node, b"a")
+    node.clock.step(30 * 86_400)
+    node.bucket.tick()
+    purge(node)
+    assert set(node.stored()) == {b"a", b"last"}
+    node.clock.step(-30 * 86_400)
+    node.bucket.tick()
+    node.clock.advance(AGE_S)
+    purge(node)
+    assert set(node.stored()) == {b"last"}
+
+
 @pytest.mark.acceptance("X04", "X07")
 def test_without_consumers_that_have_no_watermark_deletions_go_at_once() -> None:
     node = Node()

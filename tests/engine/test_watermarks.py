@@ -240,6 +240,31 @@ def test_a_lifetime_is_at_most_that_of_its_kind(kind: Kind, asked: int, granted:
     assert row(node).lifetime_s == granted
 
 
+@pytest.mark.parametrize("step_s", [30 * 86_400, -30 * 86_400])
+def test_a_clock_that_is_set_ends_no_lifetime_and_prolongs_none(step_s: int) -> None:
+    node = filled(1)
+    report(node, 1, lifetime_s=100)
+    node.clock.advance(60)
+    node.clock.step(step_s)
+    assert row(node).watermark == 1  # before anybody has noticed
+    node.bucket.tick()
+    assert row(node).reported_at == int(node.clock.now()) - 60
+    node.clock.advance(39)
+    assert row(node).watermark == 1
+    node.clock.advance(2)
+    assert node.bucket.watermarks.rows(node.vbucket) == []
+
+
+def test_a_row_whose_clock_was_set_is_stored_so() -> None:
+    node = filled(1)
+    report(node, 1, lifetime_s=100)
+    node.clock.step(30 * 86_400)
+    node.bucket.tick()
+    node.flush()
+    assert restarted(node).bucket.watermarks.row_count == 1
+    assert row(restarted(node)).reported_at == int(node.clock.now())
+
+
 def test_where_a_kind_never_expires_a_client_may_ask_for_less() -> None:
     node = filled(1, expires_xdcr_s=0)
     report(node, 1)

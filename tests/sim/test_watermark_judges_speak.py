@@ -223,7 +223,7 @@ _PLANS: dict[Patch, WatermarkPlan] = {
         (_keep_expired_rows, "still has"),
         (_drop_the_floor, "was answered 0x23 0|was answered 35 0"),
         (_raise_the_floor, "needs deletions above"),
-        (_ask_once_only, "was dropped|stands at"),
+        (_ask_once_only, "was dropped|stands at|may go on at"),
         (_store_no_purge_seqno, "drops deletions up to"),
         (_store_no_revision_floor, "the revision falls from"),
         (_answer_before_it_is_on_disk, "is registered, but not on disk"),

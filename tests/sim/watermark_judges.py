@@ -28,9 +28,10 @@ from tests.sim.world import EPOCH_S, World
 
 Place = tuple[str, int, bytes]
 
-_LONG_AGO = 1.0
+#: A node has noticed by then that its clock was set.
+_TICK_S = 1.0
 
-_COUNTED = ("judged", "lived through a crash", "promoted", "shown", "told", "unsure")
+_COUNTED = ("judged", "lived through a crash", "promoted", "shown", "told", "redated")
 
 #: A floor that nobody outside of the node knows yet.
 _UNKNOWN = codec.NEVER
@@ -100,7 +101,7 @@ class WatermarkJudge:
         self._shown: dict[tuple[str, int], object] = {}
         self._told: dict[tuple[str, int], dict[bytes, Told]] = {}
         self._instances: set[bytes] = set()
-        self._clock_steps = 0
+        self._clock_offset_s = 0.0
 
     @property
     def now_s(self) -> float:
@@ -239,7 +240,9 @@ class WatermarkJudge:
         for vbucket in node.bucket.vbuckets.values():
             if int(vbucket.state) == codec.ACTIVE:
                 for row in node.bucket.watermarks.rows(vbucket):
-                    if row.lifetime_s and self.now_s > row.reported_at + row.lifetime_s:
+                    noticed = self._world.now > self._world.wall_clock_set_at + _TICK_S
+                    expires = row.reported_at + row.lifetime_s
+                    if row.lifetime_s and noticed and self.now_s > expires:
                         complain(f"{node.name}: vBucket {vbucket.id} still has {row}")
 
     def _of(self, name: str, number: int | None = None) -> list[tuple[Place, Row]]:
@@ -264,12 +267,13 @@ class WatermarkJudge:
                     self._look_at_replica(node, vbucket)
 
     def _let_expire(self) -> None:
-        """When the clock is set nobody outside can tell what has expired."""
-        if self._clock_steps != self._world.wall_clock_steps:
-            self._clock_steps = self._world.wall_clock_steps
-            self.counts["unsure"] += len(self._rows)
+        """A clock that is set ends no lifetime: the rows are dated by it from then on."""
+        step_s = self._world.wall_clock_offset_s - self._clock_offset_s
+        if step_s:
+            self._clock_offset_s = self._world.wall_clock_offset_s
+            self.counts["redated"] += len(self._rows)
             for row in self._rows.values():
-                row.until = min(row.until, _LONG_AGO)
+                row.until += step_s
 
     def _rows_gone(self, name: str, number: int) -> None:
         if self._seen.pop((name, number), None) is not None:

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
+from math import inf
 from random import Random
 
 #: Unix time at which every world begins.
@@ -46,7 +47,7 @@ class World:
         random: the only randomness of the run.
         now: seconds since the beginning.
         wall_clock_offset_s: by how much the wall clock of all machines has been set.
-        wall_clock_steps: how often it was set.
+        wall_clock_steps, wall_clock_set_at: how often it was set, and when for the last time.
         log: what happened, for the determinism test and for whoever looks into a failure.
         watchers: called after every step; that is where judges look.
     """
@@ -57,6 +58,7 @@ class World:
         self.now = 0.0
         self.wall_clock_offset_s = 0.0
         self.wall_clock_steps = 0
+        self.wall_clock_set_at = -inf
         self.log: list[str] = []
         self.watchers: list[Action] = []
         self._tie = count()  # equal times keep the order in which they were planned
@@ -66,6 +68,7 @@ class World:
         """Set the wall clock of all machines forward, or back."""
         self.wall_clock_offset_s += step_s
         self.wall_clock_steps += 1
+        self.wall_clock_set_at = self.now
         self.note(f"wall clock {step_s:+}")
 
     def after(self, delay_s: float, action: Action) -> Timer:

@@ -246,7 +246,8 @@ class Bucket:
     def leave_lost_cas_behind(self, vbucket: VBucket) -> None:
         """Make sure that a CAS which was given out for this vBucket and then lost is not reused."""
         name = vbucket.failover_log[0].uuid
-        cas = max(self.account.last_cas, beyond(vbucket.max_cas, self.clock.now(), name))
+        now = self.account.believed(self.clock.now())
+        cas = max(self.account.last_cas, beyond(vbucket.max_cas, now, name))
         vbucket.max_cas = self.account.last_cas = cas
 
     def learn_term(self, vbucket: VBucket, term: int) -> None:
@@ -395,6 +396,7 @@ class Bucket:
         now = self.clock.now()
         self.account.timeline.look(now, self.clock.monotonic())
         self.account.tell_time(now)
+        self.watermarks.follow_clock()
         self.watermarks.tell_events()
         if self._flush_at is not None and self._flush_at <= self.clock.now():
             self._flush_at = None

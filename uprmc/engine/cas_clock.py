@@ -14,10 +14,7 @@ is a day ahead (`AHEAD_MAX_S`).
 
 Note: a wall clock that is wrong for a while must not move the counter for good, because peers would
 refuse all later versions. So the clock is not believed when it leaps ahead of the time that has
-passed (`Timeline`), no CAS that peers would refuse raises the counter, and a counter that is so far
-ahead returns to the clock. A document that got such a CAS keeps it until it is changed. Where the
-CAS decides conflicts (`timestamp`), it must rise with each change, so there the counter only counts
-on: time catches up with it.
+passed (`Timeline`). What was given out is never taken back: time catches up with it.
 
 Source: contracts of the systems to come, section 3.
 """
@@ -32,16 +29,9 @@ _NANOS = 1_000_000_000
 #: It travels to everything that we replicate to, so a wrong clock would take all others along.
 AHEAD_MAX_S = 24 * 3_600
 
-#: A CAS that is further ahead does not raise the counter: everything that is accepted from a peer
-#: does.
-COUNTED_AHEAD = (AHEAD_MAX_S + 60) * _NANOS
-
-#: A counter that is further ahead returns to the clock; an hour less, because clocks differ.
-RETURNS_AHEAD = (AHEAD_MAX_S - 3_600) * _NANOS
-
 #: A wall clock that moves on by so much more than time has passed has leapt, and is believed again
 #: when that has lasted for `_BELIEVED_S`: it may have been wrong before, or the machine has slept.
-_LEAP_S = _BELIEVED_S = 3_600.0
+_LEAP_S, _BELIEVED_S = 12 * 3_600.0, 3_600.0
 
 #: Bits that the clock leaves to the counter.
 _COUNTED = 0xFFFF
@@ -126,8 +116,6 @@ def beyond(known: int, now_s: float, name: int) -> int:
         name: the current history; it distinguishes nodes that do this at the same time.
     """
     clock = reading(now_s)
-    if known > clock + RETURNS_AHEAD:
-        known = 0  # the counter does not go on from there
     chance = (name ^ int(now_s * _NANOS)) & _CHANCE
     if known > clock + _FAR:
         return known + _SHORT_JUMP + chance

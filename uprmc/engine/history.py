@@ -146,7 +146,7 @@ class History(VBucketFront):
         """Take note of a CAS that was given out elsewhere."""
         self.max_cas = max(self.max_cas, cas)
         account = self._account
-        if account.last_cas < cas <= account.cas_limit:
+        if cas > account.last_cas:
             account.last_cas = cas + account.cas_step
 
     def metadata(self, key: bytes) -> Item | None:

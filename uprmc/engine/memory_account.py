@@ -18,7 +18,7 @@ from uprmc.engine import cas_clock
 from uprmc.engine.leftovers import Leftovers
 from uprmc.engine.timetable import Timetable
 from uprmc.errors import OutOfMemory, TemporaryFailure
-from uprmc.model import SEQNO_MAX, ConflictRule
+from uprmc.model import ConflictRule
 from uprmc.ports import Clock
 from uprmc.record import RECORD_OVERHEAD_BYTES
 
@@ -44,7 +44,6 @@ class MemoryAccount(AccountFront):
         conflict_rule: what decides between versions that were made at different places.
         by_timestamp: whether that is the time; for the hot path.
         timeline: tells which times are believed.
-        cas_limit: a higher CAS that was received from another node does not count.
         cas_step: distance of the next CAS from one that was received from another node.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: each `VBucket` that has something for the flusher.
@@ -57,7 +56,6 @@ class MemoryAccount(AccountFront):
 
     __slots__ = (
         "_disk_reason",
-        "cas_limit",
         "cas_step",
         "conflict_rule",
         "dirty",
@@ -89,7 +87,6 @@ class MemoryAccount(AccountFront):
         self.leftovers = Leftovers()
         self.lookups: Numbered[Callable[[bytes], bytes | None]] = Numbered()
         self.cas_step = 1
-        self.cas_limit = SEQNO_MAX
         self.timeline = cas_clock.Timeline()
         self.tell_time(now)
         self.exhausted = False
@@ -111,17 +108,15 @@ class MemoryAccount(AccountFront):
         if not self._disk_reason:
             self.write_limit = self.mutation_limit
 
+    def believed(self, now_s: float) -> float:
+        """Return Unix time, unless the clock has leapt ahead."""
+        return now_s if now_s <= self.timeline.until else self.timeline.instead
+
     def tell_time(self, now_s: float) -> None:
         """Set Unix time: the next CAS is not below it. Once per turn is often enough."""
-        if now_s > self.timeline.until:
-            now_s = self.timeline.instead
-        below = cas_clock.reading(now_s) - 1
+        below = cas_clock.reading(self.believed(now_s)) - 1
         if below > self.last_cas:
             self.last_cas = below
-        if not self.by_timestamp:
-            self.cas_limit = below + cas_clock.COUNTED_AHEAD
-            if self.last_cas > below + cas_clock.RETURNS_AHEAD:
-                self.last_cas = below
 
     def unlocked(self, clock: Clock) -> bool:
         """Tell whether no document can be locked now."""

@@ -43,9 +43,13 @@ class PurgePolicy:
         self._settings = settings
         self.served_at = 0.0
 
+    def _now(self) -> float:
+        """Return Unix time; a clock that has leapt ahead makes no deletion old."""
+        return self._account.believed(self._clock.now())
+
     def serve_unregistered(self) -> None:
         """Take note that a stream without a watermark is being served."""
-        self.served_at = self._clock.now()
+        self.served_at = self._now()
 
     def restore(self, document: bytes | None, *, used: bool, clean: bool) -> None:
         """Take over what a directory knows; after a crash, or without a document, it was just now.
@@ -70,12 +74,12 @@ class PurgePolicy:
         """The age below which deletions are kept now."""
         if self._settings.min_age_s != PURGE_AGE_AUTO:
             return self._settings.min_age_s
-        served = self.served_at and self._clock.now() - self.served_at < UNREGISTERED_AGE_S
+        served = self.served_at and self._now() - self.served_at < UNREGISTERED_AGE_S
         return UNREGISTERED_AGE_S if served else 0
 
     def due_before_s(self) -> int:
         """Return the time such that deletions before it are old enough."""
-        return int(self._clock.now()) - self.min_age_s + 1
+        return int(self._now()) - self.min_age_s + 1
 
     def disk_is_full(self) -> bool:
         """Tell whether the store refuses commits."""

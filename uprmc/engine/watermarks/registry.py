@@ -38,6 +38,10 @@ from uprmc.storage.interface import Store
 _FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
 
 
+#: A wall clock that differs by so much from the time that has passed was set.
+_STEP_S = 60.0
+
+
 class Reported(NamedTuple):
     """What a client is told about its report.
 
@@ -91,6 +95,7 @@ class Watermarks:
     def __init__(self, flusher: Flusher, clock: Clock, settings: PurgeSettings) -> None:
         self._flusher = flusher
         self._clock = clock
+        self._time = clock.now(), clock.monotonic()
         self._settings = settings
         self._tables: dict[int, WatermarkTable] = {}
         self._dropped = Dropped()
@@ -100,6 +105,24 @@ class Watermarks:
         self.expired = self.outpaced = self.missed_deletions = 0
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         flusher.on_drop = self._drop
+
+    def _now(self) -> float:
+        """Return the time that lifetimes are measured with: a step of the wall clock ends none."""
+        wall, monotonic = self._time
+        return wall + self._clock.monotonic() - monotonic
+
+    def follow_clock(self) -> None:
+        """Follow the wall clock, which dates the rows; call it a few times a second.
+
+        When it is set, all rows are dated anew, so that each lives as long as it would have.
+        """
+        step_s = self._clock.now() - self._now()
+        self._time = self._clock.now(), self._clock.monotonic()
+        if abs(step_s) < _STEP_S:
+            return
+        for number, table in self._tables.items():
+            if table.redate(int(step_s)):
+                self.storing.write(number)
 
     def load(self, store: Store, number: int) -> None:
         """Read the stored rows of a vBucket; raises `StoreCorrupt`."""
@@ -140,12 +163,12 @@ class Watermarks:
         if not self.owns(vbucket.id, name, owner):
             return None
         table = self._table(vbucket.id)
-        return table.find(name, vbucket, self._clock.now())
+        return table.find(name, vbucket, self._now())
 
     def is_registered(self, vbucket: VBucket, name: bytes) -> bool:
         """Tell whether a live row speaks for the client of this id."""
         table = self._tables.get(vbucket.id)
-        found = table and table.find(name, vbucket, self._clock.now())
+        found = table and table.find(name, vbucket, self._now())
         return found is not None
 
     def limit(self, vbucket: VBucket) -> Limit:
@@ -154,7 +177,7 @@ class Watermarks:
         table, held, reach = self._table(vbucket.id), held_of(vbucket), self._reach(vbucket)
         if reach is not None:
             return table.limit_of_copy(held, reach)
-        return table.limit(held, self._flusher.durable_seqno(vbucket), self._clock.now())
+        return table.limit(held, self._flusher.durable_seqno(vbucket), self._now())
 
     def pinned(self, vbucket: VBucket, upto: int) -> Pinned | None:
         """Return what one row of a vBucket alone keeps, if there is such a row.
@@ -212,7 +235,7 @@ class Watermarks:
         self._expire(vbucket)
         table = self._table(vbucket.id)
         try:
-            new = table.report(report, owner, held, self._clock.now())
+            new = table.report(report, owner, held, self._now())
         except Outpaced as error:
             self.note_outpaced(vbucket, report.id, report.watermark)
             error.former = self._former.find(vbucket.id, report.id)
@@ -238,7 +261,7 @@ class Watermarks:
             common: what the reports have in common.
             reports: for many vBuckets.
         """
-        now, tables, unstored = int(self._clock.now()), self._tables, self.storing.lacking
+        now, tables, unstored = int(self._now()), self._tables, self.storing.lacking
         rest, raised, begun = [], [], []
         for each in reports:
             number, watermark, uuid, meta = each
@@ -296,7 +319,7 @@ class Watermarks:
         """Go on with the rows of a vBucket that has become active, see `WatermarkTable`."""
         table = self._tables.get(vbucket.id)
         if table is not None:
-            table.promote(held_of(vbucket), self._clock.now())
+            table.promote(held_of(vbucket), self._now())
             for row in table.stored():
                 self.storing.registered(vbucket.id, row.id)
             self.storing.write(vbucket.id)
@@ -334,7 +357,7 @@ class Watermarks:
         if not self.owns(vbucket.id, name, owner):
             return
         table = self._table(vbucket.id)
-        if not table.begin_build(name, floor, vbucket, self._clock.now()):
+        if not table.begin_build(name, floor, vbucket, self._now()):
             return
         if vbucket.purge_seqno:
             self.storing.write(vbucket.id)
@@ -355,7 +378,7 @@ class Watermarks:
 
     def _tell_expired(self, vbucket: VBucket, row: Row, why: str, kept: Amount) -> None:
         self.expired += 1
-        self._former.note(vbucket.id, row, int(self._clock.now()))
+        self._former.note(vbucket.id, row, int(self._now()))
         who = (str(shown(row.id)), row.kind.name.lower(), why)
         self._gathered.expired(vbucket.id, who, row.watermark, kept)
 
@@ -367,7 +390,7 @@ class Watermarks:
         table = self._tables.get(vbucket.id)
         if table is None or vbucket.state in _FILLED:
             return  # its source says which rows are gone
-        gone = table.expire(self._clock.now())
+        gone = table.expire(self._now())
         if not gone:
             return
         held, index = held_of(vbucket), self._flusher.tombstones.of(vbucket.id)

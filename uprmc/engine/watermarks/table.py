@@ -160,6 +160,13 @@ class WatermarkTable:
         self.incomplete = False
         self.changes += 1
 
+    def redate(self, by_s: int) -> bool:
+        """Move the time of each report, because the clock was set; return whether there are any."""
+        for name, row in self._rows.items():
+            self._rows[name] = row._replace(reported_at=max(0, row.reported_at + by_s))
+        self.changes += 1
+        return bool(self._rows)
+
     def expire(self, now: float) -> list[Row]:
         """Remove expired rows; return them."""
         gone = [row for row in self._rows.values() if row.is_expired(now)]
