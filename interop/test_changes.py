@@ -15,7 +15,7 @@ import pytest
 from pymemcache.client.base import Client
 
 from interop.server_process import ServerProcess, start_uprmc
-from interop.upr_wire import STOP_PERSISTENCE, UprWire
+from interop.upr_wire import DEAD, STOP_PERSISTENCE, UprWire
 from interop.waiting import wait_until
 from interop.wire import frame
 
@@ -83,6 +83,16 @@ def test_a_reader_of_what_is_new_has_a_position_before_the_first_change(tmp_path
             client.set_many({f"gap{number}": "x" for number in range(20)})
         found = lines(server, f"since={now['token']}")
         assert sorted(keys(found)) == sorted(f"gap{number}" for number in range(20))
+        server.stop()
+
+
+def test_an_answer_up_to_now_is_all_or_says_what_is_missing(tmp_path: Path) -> None:
+    with start_uprmc(tmp_path, "--vbuckets", "4") as server:
+        with UprWire(server.upr) as wire:
+            wire.set_state(2, DEAD)
+        *_, last = lines(server, "since=0")
+        assert (last["op"], last["reason"][:10]) == ("error", "vBucket 2:")
+        assert [each["op"] for each in lines(server, "since=0&vbuckets=0-1")] == ["position"]
         server.stop()
 
 

@@ -22,11 +22,12 @@ from twisted.web.server import Request
 from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.client.change_fields import Rollback, Shown, SnapshotBegin, SnapshotEnd, as_fields
+from uprmc.client.errors import NotActive
 from uprmc.client.handler import Change, Handler
 from uprmc.client.state import Saved
 from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.config import HttpSettings
-from uprmc.consume.ranges import parsed
+from uprmc.consume.ranges import named, parsed
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import SnapshotRange
 from uprmc.server.buffers import Buffers
@@ -45,6 +46,9 @@ _TOKEN_VBUCKETS = 8
 
 #: Everybody gets one this often, while there is something new; also inside of snapshots.
 POSITION_S = 1.0
+
+#: An answer that is to end waits so long for a vBucket that can be had nowhere.
+_PATIENCE_S = 1.0
 
 _NODE = "node:1"
 
@@ -166,7 +170,7 @@ class Changes:
             replicas=True,
             endpoint=lambda reactor, *_: _Pair(reactor, self._adopt),
             reactor=self._reactor,
-            patience_s=None,
+            patience_s=_PATIENCE_S if question.once else None,
         )
         feed.places = client.places
         feed.on_hold = partial(self._holds, outflow, client)
@@ -218,13 +222,20 @@ class Changes:
 
     def _ended(self, result: object, outflow: Outflow, feed: Feed) -> None:
         if isinstance(result, Failure) and outflow.open:
-            reason = result.getErrorMessage()
+            reason = _reason(result)
             _log.warn("changes_ended", reason=reason)
             outflow.say(json.dumps({"op": "error", "reason": reason}).encode(), b"error")
         elif outflow.open:
             feed.tell_position()
         feed.stop_telling()
         outflow.close()
+
+
+def _reason(failure: Failure) -> str:
+    if isinstance(failure.value, NotActive):
+        missing = named(failure.value.vbuckets)
+        return f"{missing}: neither active nor a replica at this node: leave it out by vbuckets="
+    return failure.getErrorMessage()
 
 
 def _present(vbucket: VBucket) -> Saved:
