@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uprmc.places import parsed, several, stranger
+from uprmc.places import complete, parsed, several, stranger
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,18 @@ def test_a_listener_may_have_any_free_port() -> None:
 
 def test_several_places_stand_between_commas_each_once() -> None:
     assert several("a:1, [::1]:2,a:1") == ("a:1", "[::1]:2")
-    with pytest.raises(ValueError, match=r"'x' is none"):
-        several("a:1,x")
+    with pytest.raises(ValueError, match=r"'x:' is none"):
+        several("a:1,x:")
+
+
+def test_a_host_alone_has_the_usual_port() -> None:
+    hosts = ("localhost", "10.0.0.1", "[::1]", "::1", "db.example")
+    completed = [f"{each}:11210" for each in ("localhost", "10.0.0.1", "[::1]", "[::1]")]
+    assert [complete(host) for host in hosts] == [*completed, "db.example:11210"]
+    assert several("a,b:1", 8092) == ("a:8092", "b:1")
+    for text in ("", "11210", ":11210", "::1:1121", "a b", "a:"):
+        with pytest.raises(ValueError, match="HOST:PORT|brackets"):
+            complete(text)
 
 
 def test_an_ipv6_address_needs_brackets() -> None:

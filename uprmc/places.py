@@ -19,6 +19,9 @@ _LOCAL = "localhost"
 #: Where a node's listeners are unless it is told otherwise.
 UPR_PORT, VIEWS_PORT = 11210, 8092
 
+#: How an IPv6 address ends with which somebody means a port.
+_WITH_PORT = re.compile(r"[]]|:[0-9]{4,}$")
+
 #: A host without a port.
 _ALONE = re.compile(r"\[[0-9A-Za-z:.%]+\]|[A-Za-z][\w.-]*|[0-9]+(?:\.[0-9]+){3}")
 
@@ -89,7 +92,7 @@ def parsed(text: str, *, least_port: int = 1) -> Place:
 def complete(text: str, port: int = UPR_PORT) -> str:
     """Return a place; a host alone has the usual port. Raises `ValueError`."""
     place = text.strip()
-    if place.count(":") > 1 and "[" not in place:
+    if place.count(":") > 1 and not _WITH_PORT.search(place):
         with suppress(ValueError):
             place = f"[{ip_address(place)}]"
     if _ALONE.fullmatch(place):
