@@ -58,7 +58,7 @@ def test_a_host_alone_has_the_usual_port() -> None:
     assert [complete(host) for host in hosts] == [*completed, "db.example:11210"]
     assert several("a,b:1", 8092) == ("a:8092", "b:1")
     for text in ("", "11210", ":11210", "::1:1121", "a b", "a:"):
-        with pytest.raises(ValueError, match="HOST:PORT|brackets"):
+        with pytest.raises(ValueError, match=r"HOST:PORT|brackets"):
             complete(text)
 
 

@@ -42,6 +42,11 @@ _OTHERS = {
 #: How the views listener of a node begins its answer.
 _VIEWS = b'{"uprmc": '
 
+#: What somebody has to do of whom a listener expects something else.
+WITH_TLS, WITHOUT_TLS = "connect with TLS", "connect without TLS"
+WITH_TRUST = "see whether its certificate is trusted here"
+WITH_LOGIN = "log in with a user name and a password file"
+
 #: How a node's HTTP listener names the listener that was meant.
 _UPR = b"upr="
 
@@ -115,7 +120,7 @@ def several(text: str, port: int = UPR_PORT) -> tuple[str, ...]:
 def stranger(place: str, data: bytes) -> str:
     """Return what answers at a place with bytes that are no frame, in words; empty = not known."""
     if data.startswith(_TLS_ALERT):
-        return f"the listener at {place} speaks TLS: connect with TLS"
+        return f"the listener at {place} speaks TLS: {WITH_TLS}"
     for beginning, name in _OTHERS.items():
         if data.startswith(beginning):
             return f"{name} answers at {place}, not a node: name the node's upr listener"
@@ -137,11 +142,8 @@ def speaks_no_tls(reason: str) -> bool:
 def tls_refusal(place: str, reason: str) -> str:
     """Return why a listener does not agree on TLS, in words; `reason` is OpenSSL's."""
     if speaks_no_tls(reason):
-        return f"the listener at {place} does not speak TLS: connect without TLS"
-    return (
-        f"the node at {place} does not agree on TLS: {reason}; see whether its listener speaks "
-        "TLS, and whether its certificate is trusted here"
-    )
+        return f"the listener at {place} does not speak TLS: {WITHOUT_TLS}"
+    return f"the node at {place} does not agree on TLS: {reason}; {WITH_TRUST}"
 
 
 def _meant(place: str, data: bytes) -> str:

@@ -193,7 +193,7 @@ def test_who_does_not_log_in_is_told_so(
     monkeypatch.setenv("UPRMC_NODE", site.upr)
     ended = runner(capsys)("get", "k")
     assert ended.code == 1
-    assert ended.line().endswith("serves users only: log in with a user name and a password file")
+    assert ended.line().endswith("serves users only: say --user NAME and --password-file FILE")
 
 
 def test_a_flush_is_asked_for_and_deletes_everything(

@@ -120,7 +120,8 @@ def test_the_environment_names_the_node_and_whom_to_trust(secured: Secured, tmp_
 
 def test_without_tls_a_tls_listener_is_recognised(secured: Secured, here: Here) -> None:
     place = secured.server.upr
-    words = f"the listener at {place} speaks TLS: connect with TLS"
+    asked = "say --tls, or --tls-ca FILE with the authority of its certificate"
+    words = f"the listener at {place} speaks TLS: {asked}"
     for verb in (["stats"], ["get", "k"], ["tail", "--until-now"]):
         assert here(*verb, "--node", place).line() == words
 
@@ -130,7 +131,10 @@ def test_tls_to_a_plain_listener_and_an_unknown_authority_are_told(
 ) -> None:
     ended = here("stats", "--node", plain.upr, "--tls", "--timeout", "2s")
     assert ended.code == 1
-    assert ended.line() == f"the listener at {plain.upr} does not speak TLS: connect without TLS"
+    assert ended.line() == (
+        f"the listener at {plain.upr} does not speak TLS: leave out --tls, --tls-ca and "
+        "--no-tls-verify, also of UPRMC_* and client.toml"
+    )
     ended = here("stats", "--node", secured.server.upr, "--tls")
     assert "certificate" in ended.line()
     ended = here("stats", "vbucket", "--node", secured.server.upr, "--no-tls-verify")

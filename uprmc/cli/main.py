@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from uprmc.cli.former_names import renamed
-from uprmc.cli.usage import in_one_line, verb_meant
+from uprmc.cli.usage import in_one_line, verb_meant, with_options_named
 from uprmc.errors import ConfigError, Interrupted, StoreRefused, UprmcError
 
 #: Columns that help needs before, between and behind names and what they do.
@@ -212,7 +212,7 @@ def _explained(error: UprmcError) -> str:
 def _failed(message: str, code: int, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
-    click.echo(f"uprmc: {message}", err=True)
+    click.echo(f"uprmc: {with_options_named(message, arguments)}", err=True)
     return code
 
 

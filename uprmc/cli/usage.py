@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import click
 
+from uprmc.places import WITH_LOGIN, WITH_TLS, WITH_TRUST, WITHOUT_TLS
 from uprmc.units import nearest
 
 _REMOVALS = ("rm", "remove", "delete", "del")
@@ -41,6 +42,17 @@ _TAKE_AWAY = frozenset(
     }
 )
 
+#: What nodes and the library ask for -> the options that give it. ``{}`` is what stands before
+#: names of options that concern the node.
+_ASKED_FOR = {
+    WITHOUT_TLS: "leave out --tls, {}tls-ca and --no-tls-verify, also of UPRMC_* and client.toml",
+    WITH_TLS: "say --tls, or {}tls-ca FILE with the authority of its certificate",
+    WITH_TRUST: "say {}tls-ca FILE with the authority of its certificate, or --no-tls-verify",
+    WITH_LOGIN: "say {}user NAME and {}password-file FILE",
+    "say username, and passwordFile or passwordEnv": "say {}user NAME and {}password-file FILE",
+    "wrong name or password": "wrong name or password; see {}user and {}password-file",
+}
+
 _NO_COMMAND = re.compile(r"No such command '(.*?)'\.")
 
 
@@ -69,4 +81,13 @@ def in_one_line(error: click.ClickException) -> str:
         meant = verb_meant(named[1], context.command.list_commands(context))
         hint = f"did you mean {meant}?" if meant else f"{help_} lists them"
         return f"'{context.command_path}' has no verb {named[1]!r}: {hint}"
+    return text
+
+
+def with_options_named(text: str, arguments: Sequence[str]) -> str:
+    """Return why a node refuses, with the options of the verb that are asked for."""
+    before = "--node-" if [*arguments[:2]] == ["xdcr", "create"] else "--"
+    for asked, options in _ASKED_FOR.items():
+        if asked in text:
+            return text.replace(asked, options.format(before, before))
     return text

@@ -18,7 +18,7 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials, basic_auth
-from uprmc.places import parsed, tls_refusal
+from uprmc.places import WITH_LOGIN, WITH_TLS, parsed, tls_refusal
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -106,9 +106,9 @@ class ViewsAccess:
 
     def _not_let_in(self) -> str:
         if self.credentials is None:
-            return "wants a login: say --user and --password-file"
+            return f"wants a login: {WITH_LOGIN}"
         if not self._is_safe:
-            return "wants a login, and a password is not sent without TLS: connect with TLS"
+            return f"wants a login, and a password is not sent without TLS: {WITH_TLS}"
         return f"does not let {self.credentials.username!r} in: wrong name or password"
 
     def _refuse(self, response: http.client.HTTPResponse) -> None:
@@ -116,7 +116,7 @@ class ViewsAccess:
             raise NodeError(f"the views listener at {self.place} {self._not_let_in()}")
         answer = response.read(_ANSWER_MAX)
         if _HTTPS in answer:
-            raise NodeError(f"the listener at {self.place} speaks TLS: connect with TLS")
+            raise NodeError(f"the listener at {self.place} speaks TLS: {WITH_TLS}")
         try:
             found = json.loads(answer)
         except ValueError:

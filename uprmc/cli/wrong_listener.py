@@ -8,7 +8,7 @@ from typing import Any
 
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.connecting import connected
-from uprmc.places import parsed, stranger
+from uprmc.places import WITH_TLS, parsed, stranger
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
 
@@ -38,7 +38,7 @@ def listener_at(place: str) -> str:
         return words
     with suppress(OSError, UnicodeError, ValueError):
         words = stranger(place, _answer(place, _unverified()))
-        return words or f"the listener at {place} speaks TLS: connect with TLS"
+        return words or f"the listener at {place} speaks TLS: {WITH_TLS}"
     with suppress(NodeError, ValueError), NodeConnection(place, _LOOK_S) as connection:
         for name, value in connection.statistics(""):
             if name == _OF_TAP_ADAPTER:

@@ -30,7 +30,7 @@ PIPELINE_MAX = 64
 
 
 #: What is said where nobody has logged in and somebody has to.
-WANTS_LOGIN = "serves users only: log in with a user name and a password file"
+WANTS_LOGIN = f"serves users only: {places.WITH_LOGIN}"
 
 #: Requests of a login.
 LOGIN = frozenset({Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP})
@@ -135,6 +135,8 @@ class NodeConnection:
         while (response := self._receive()).key:
             yield response.key.decode(), response.value.decode()
         self._questions.answered(response.opcode, response.opaque)
+        if response.status == Status.AUTH_ERROR:
+            raise NodeError(f"the node at {self.place} {WANTS_LOGIN}")
         if response.status == Status.NOT_MY_VBUCKET:
             raise NodeError(f"statistics {group!r}: the node does not have that vBucket")
         if response.status == Status.KEY_NOT_FOUND:

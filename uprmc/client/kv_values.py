@@ -69,9 +69,9 @@ class SomeFailed(ClientError):
 
     def __init__(self, done: Mapping[bytes, object], failed: Mapping[bytes, UprmcError]) -> None:
         key, first = next(iter(failed.items()))
-        super().__init__(
-            f"{len(failed)} of {len(done) + len(failed)} failed, the first ({key!r}): {first}"
-        )
+        of = len(done) + len(failed)
+        many = f"{len(failed)} of {of} failed, the first ({key!r}): " if of > 1 else ""
+        super().__init__(f"{many}{first}")
         self.done = done
         self.failed = failed
 

@@ -4,8 +4,8 @@ Locks have two forms. Old clients do not know the status "locked" and get what e
 (another client's write looks like a CAS mismatch, a second lock like a temporary failure). Clients
 that negotiated XERROR get the status for locks.
 
-Refusals of replication commands contain the text of the error, which tells operators what to do;
-other clients need only the status.
+Refusals of replication commands contain the text of the error, which tells operators what to do,
+and temporary failures why; other clients need only the status.
 
 Source: memcached reference 2.2; UPR reference 1.2 and 6; Couchbase SDK reference 5.5.
 """
@@ -21,6 +21,8 @@ _STATUSES: dict[type[Exception], Status] = {
     AccessDenied: Status.ACCESS_DENIED,
     RemoteProtocolError: Status.INVALID_ARGUMENTS,
 }
+
+_REASON_MAX_BYTES = 200
 
 _EXPLAINED = frozenset(
     {
@@ -44,6 +46,8 @@ def refusal_of(error: Exception, opcode: int, *, with_lock_errors: bool) -> tupl
     status = _STATUSES[type(error)]
     if isinstance(error, AccessDenied) and str(error):
         return status, b"%b: %b" % (STATUS_TEXT[status], str(error).encode())
+    if status == Status.TEMPORARY_FAILURE and opcode not in _EXPLAINED and str(error):
+        return status, b"%b: %b" % (STATUS_TEXT[status], str(error).encode()[:_REASON_MAX_BYTES])
     if opcode in _EXPLAINED and str(error):
         return status, str(error).encode()
     return status, STATUS_TEXT[status]
