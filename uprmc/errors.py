@@ -78,6 +78,10 @@ class TemporaryFailure(CommandError):
     """Not now: memory is short, the disk is full, or warm-up is going on. Trying again helps."""
 
 
+class DiskRefuses(TemporaryFailure):
+    """The disk takes no commits, so that what is written could not be stored; the text says why."""
+
+
 class OutOfMemory(CommandError):
     """The item could never fit into the memory quota."""
 

@@ -19,6 +19,7 @@ from interop.server_process import ServerProcess, start_uprmc
 from tests.cli.here import Here, runner
 from tests.cli.support import uprmc
 from tests.cli.tap_support import start_adapter
+from tests.login.files import users_file
 from tests.server.certificates import make_certificate
 from uprmc import __version__
 
@@ -65,6 +66,14 @@ def _secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     with start_uprmc(directory / "data", *options) as server:
         yield Secured(server, certificate)
         server.stop()
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """A node with users, and a file with a wrong password."""
+
+    server: ServerProcess
+    wrong_password_file: str
 
 
 # --- TLS ----------------------------------------------------------------------------------------
@@ -124,6 +133,53 @@ def test_without_tls_a_tls_listener_is_recognised(secured: Secured, here: Here) 
     words = f"the listener at {place} speaks TLS: {asked}"
     for verb in (["stats"], ["get", "k"], ["tail", "--until-now"]):
         assert here(*verb, "--node", place).line() == words
+
+
+@pytest.fixture(scope="module", name="guarded")
+def _guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    directory = tmp_path_factory.mktemp("guarded")
+    users = users_file(directory, bob="read")
+    wrong = directory / "wrong.password"
+    wrong.write_text("nonsense\n")
+    options = ["--vbuckets", str(VBUCKETS), "--set", f"server.users={users}"]
+    with start_uprmc(directory / "data", *options) as server:
+        yield Guarded(server, str(wrong))
+        server.stop()
+
+
+#: A verb of each way in which the command line reaches a node.
+_ASKING = (
+    *("get k", "keys", "ping", "status", "stats", "bench -n 1", "takeover --to h:1", "xdcr list"),
+    *("index query d/v", "flush --yes", "tail --until-now", "watch k", "load rows.jsonl --key k"),
+)
+
+
+@pytest.mark.parametrize("words", _ASKING)
+def test_a_refusal_names_the_options_that_are_missing(
+    plain: ServerProcess,
+    secured: Secured,
+    guarded: Guarded,
+    here: Here,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text('{"k": "a", "value": "b"}\n')
+    login = ("--user", "bob", "--password-file", guarded.wrong_password_file)
+    trust = ": self-signed certificate; say --tls-ca FILE with the authority of its certificate"
+    for place, options, said in (
+        (secured.server.upr, (), "speaks TLS: say --tls, or --tls-ca FILE with the authority"),
+        (secured.server.upr, ("--tls",), trust),
+        (plain.upr, ("--tls",), "does not speak TLS: leave out --tls, --tls-ca and "),
+        (guarded.server.upr, (), "serves users only: say --user NAME and --password-file FILE"),
+        (guarded.server.upr, login, "wrong name or password; see --user and --password-file"),
+    ):
+        if options == login and words not in ("get k", "index query d/v"):
+            continue  # the node lets those wait who guess
+        ended = here(*words.split(), "--node", place, *options)
+        assert ended.code == (2 if words == "status" else 1)
+        assert said in ended.err.splitlines()[-1], (place, options)
 
 
 def test_tls_to_a_plain_listener_and_an_unknown_authority_are_told(

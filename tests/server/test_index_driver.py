@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -292,10 +293,16 @@ def test_the_default_address_is_left_to_another_node_that_has_it(
 ) -> None:
     assert VIEWS_DEFAULT == "127.0.0.1:8092"
     monkeypatch.setattr("uprmc.server.views_listener.VIEWS_DEFAULT", rig.begun().address)
+    logged: list[tuple[str, dict[str, Any]]] = []
+    log = SimpleNamespace(warn=lambda event, **facts: logged.append((event, facts)))
+    monkeypatch.setattr("uprmc.server.index_driver._log", log)
     other = rig.other(VIEWS_AUTO)
     rig.loop.result(other.listen())
     other.start()
     assert (other.state, other.address) == ("off", "off")
+    ((event, facts),) = logged
+    assert (event, facts["address"]) == ("no_listener", VIEWS_DEFAULT)
+    assert facts["reason"].endswith("; say --views with another port, or --views off for no views")
 
 
 def test_the_address_of_a_node_that_was_killed_is_waited_for(rig: Rig) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import NamedTuple
 
-from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.client.connection import LoginWanted, NodeConnection, NodeError
 from uprmc.places import Place, parsed
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
@@ -44,8 +43,12 @@ def about(connection: NodeConnection) -> AboutNode:
         raise NodeError(f"the node at {connection.place} refuses VERSION: {answer.reason}")
     told: dict[str, str] = {}
     for group in _GROUPS:
-        with suppress(NodeError):
+        try:
             told.update(connection.statistics(group))
+        except LoginWanted:
+            raise
+        except NodeError:  # another server, or the user may not know
+            continue
     here = parsed(connection.place)
     memcached = _memcached(told, here)
     return AboutNode(

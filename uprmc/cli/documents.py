@@ -16,7 +16,7 @@ from uprmc.cli.arguments import Read, whole
 from uprmc.cli.change_lines import time_text
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable
-from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.client.connection import LoginWanted, NodeConnection, NodeError
 from uprmc.client.kv import KvClient
 from uprmc.client.kv_values import Document, Stored
 from uprmc.consume.json_fields import text_or_base64
@@ -346,6 +346,8 @@ def _items(connection: NodeConnection) -> int | None:
     try:
         states = {state for _, state in connection.statistics("vbucket")}
         items = dict(connection.statistics("")).get("curr_items", "")
+    except LoginWanted:
+        raise
     except NodeError:
         return None
     if "active" not in states:

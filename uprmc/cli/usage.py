@@ -50,6 +50,7 @@ _ASKED_FOR = {
     WITH_TRUST: "say {}tls-ca FILE with the authority of its certificate, or --no-tls-verify",
     WITH_LOGIN: "say {}user NAME and {}password-file FILE",
     "say username, and passwordFile or passwordEnv": "say {}user NAME and {}password-file FILE",
+    "(no room on the device)": "(no room on the device): make room where its data directory is",
     "wrong name or password": "wrong name or password; see {}user and {}password-file",
 }
 

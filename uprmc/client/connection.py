@@ -40,6 +40,10 @@ class NodeError(ClientError):
     """The node cannot be reached, or its answer makes no sense."""
 
 
+class LoginWanted(NodeError):
+    """The node serves users only, and no user has logged in; it hangs up."""
+
+
 class NoSuchGroup(NodeError):
     """The node has no group of statistics with this name."""
 
@@ -136,7 +140,7 @@ class NodeConnection:
             yield response.key.decode(), response.value.decode()
         self._questions.answered(response.opcode, response.opaque)
         if response.status == Status.AUTH_ERROR:
-            raise NodeError(f"the node at {self.place} {WANTS_LOGIN}")
+            raise LoginWanted(f"the node at {self.place} {WANTS_LOGIN}")
         if response.status == Status.NOT_MY_VBUCKET:
             raise NodeError(f"statistics {group!r}: the node does not have that vBucket")
         if response.status == Status.KEY_NOT_FOUND:
@@ -191,7 +195,7 @@ class NodeConnection:
                 question = self._questions.answered(frame.opcode, frame.opaque)
                 if question is not None:
                     if frame.status == Status.AUTH_ERROR and question.opcode not in LOGIN:
-                        raise NodeError(f"the node at {self.place} {WANTS_LOGIN}")
+                        raise LoginWanted(f"the node at {self.place} {WANTS_LOGIN}")
                     return question, frame
             except RemoteProtocolError as error:
                 raise NodeError(f"the node at {self.place} makes no sense: {error}") from None

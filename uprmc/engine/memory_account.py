@@ -17,7 +17,7 @@ from uprmc.core.records import ENTRY_BYTES
 from uprmc.engine import cas_clock
 from uprmc.engine.leftovers import Leftovers
 from uprmc.engine.timetable import Timetable
-from uprmc.errors import OutOfMemory, TemporaryFailure
+from uprmc.errors import DiskRefuses, OutOfMemory, TemporaryFailure
 from uprmc.model import ConflictRule
 from uprmc.ports import Clock
 from uprmc.record import RECORD_OVERHEAD_BYTES
@@ -146,7 +146,7 @@ class MemoryAccount(AccountFront):
         """Raise `TemporaryFailure` while the disk refuses commits; for writes that free memory."""
         if self._disk_reason:
             self.refused_disk += 1
-            raise TemporaryFailure(self._disk_reason)
+            raise DiskRefuses(f"the disk refuses commits: {self._disk_reason}")
 
     def refuse_write(self, size: int) -> None:
         """Raise the refusal that fits; call it when ``used > write_limit``.

@@ -5,20 +5,28 @@ Locks have two forms. Old clients do not know the status "locked" and get what e
 that negotiated XERROR get the status for locks.
 
 Refusals of replication commands contain the text of the error, which tells operators what to do,
-and temporary failures why; other clients need only the status.
+and so does one because of the disk; other clients need only the status.
 
 Source: memcached reference 2.2; UPR reference 1.2 and 6; Couchbase SDK reference 5.5.
 """
 
 from __future__ import annotations
 
-from uprmc.errors import AccessDenied, CommandError, Locked, NotLocked, RemoteProtocolError
+from uprmc.errors import (
+    AccessDenied,
+    CommandError,
+    DiskRefuses,
+    Locked,
+    NotLocked,
+    RemoteProtocolError,
+)
 from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
 from uprmc.protocol.statuses import ERRORS
 
 _STATUSES: dict[type[Exception], Status] = {
     **{error: Status(status) for status, error in ERRORS.items()},
     AccessDenied: Status.ACCESS_DENIED,
+    DiskRefuses: Status.TEMPORARY_FAILURE,
     RemoteProtocolError: Status.INVALID_ARGUMENTS,
 }
 
@@ -44,9 +52,7 @@ def refusal_of(error: Exception, opcode: int, *, with_lock_errors: bool) -> tupl
             return Status.NOT_LOCKED, STATUS_TEXT[Status.NOT_LOCKED]
         return Status.TEMPORARY_FAILURE, b"UNLOCK_ERROR"
     status = _STATUSES[type(error)]
-    if isinstance(error, AccessDenied) and str(error):
-        return status, b"%b: %b" % (STATUS_TEXT[status], str(error).encode())
-    if status == Status.TEMPORARY_FAILURE and opcode not in _EXPLAINED and str(error):
+    if isinstance(error, AccessDenied | DiskRefuses) and str(error):
         return status, b"%b: %b" % (STATUS_TEXT[status], str(error).encode()[:_REASON_MAX_BYTES])
     if opcode in _EXPLAINED and str(error):
         return status, str(error).encode()

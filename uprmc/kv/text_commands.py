@@ -24,6 +24,7 @@ from uprmc.errors import (
     AccessDenied,
     CommandError,
     DeltaBadValue,
+    DiskRefuses,
     KeyExists,
     KeyNotFound,
     Locked,
@@ -84,6 +85,7 @@ _LINES: dict[type[CommandError], bytes] = {
     Locked: LOCKED,
     NotMyVBucket: NOT_MY_VBUCKET,
     TemporaryFailure: TEMPORARY_FAILURE,
+    DiskRefuses: TEMPORARY_FAILURE,
     OutOfMemory: OUT_OF_MEMORY,
 }
 

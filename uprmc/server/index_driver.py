@@ -22,6 +22,7 @@ from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, ServerSettings, Settings
 from uprmc.consume.retry import Backoff
 from uprmc.server.index_child import COMMAND, IndexChild, OpenUpr, directory
 from uprmc.server.index_events import EventsFromIndex, Tell
+from uprmc.server.listener import in_use
 from uprmc.server.log import Log
 from uprmc.server.views_listener import SETTING, InUse, ViewsListener, listen_views
 
@@ -44,6 +45,10 @@ _DESIGN = ".design"
 _DESIGNS_TOLD = 50
 
 _log = Log("index")
+
+
+def _reason() -> str:
+    return f"address already in use{in_use(SETTING, VIEWS_DEFAULT)}, or --views off for no views"
 
 
 class IndexDriver:
@@ -125,7 +130,7 @@ class IndexDriver:
                 if now() < give_up_at:
                     yield deferLater(self._reactor, _LOOK_AGAIN_S)
                 elif server.views == VIEWS_AUTO:
-                    _log.warn("no_listener", address=VIEWS_DEFAULT, advice=f"set {SETTING}")
+                    _log.warn("no_listener", address=VIEWS_DEFAULT, reason=_reason())
                     return
                 else:
                     raise

@@ -233,7 +233,7 @@ EVENTS = {
     "xdcr.tick_failed": _BUG,
     "index.no_listener": _warn(
         "The node has no views, because another process listens at the default address of "
-        "`server.views`: the address."
+        "`server.views`: the address, the process if it is known, and what to say."
     ),
     "index.started": _info("The process that answers for `server.views` was started: its pid."),
     "index.ended": _error(

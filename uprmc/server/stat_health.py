@@ -87,7 +87,7 @@ def _of_storage(node: ObservedNode) -> Iterator[Problem]:
     if account.disk_reason:
         what = f"The disk refuses commits: {account.disk_reason}"
         yield Problem(BAD, what, f"{room}, or see the log", "queue")
-    if node.health.has_grown("disk", account.refused_disk, now):
+    elif node.health.has_grown("disk", account.refused_disk, now):
         yield Problem(BAD, "Writes were refused for lack of disk.", room, "queue", "refused")
     if node.health.has_grown("memory", account.refused_memory, now):
         yield Problem(BAD, "Writes were refused for lack of memory.", why, "memory")

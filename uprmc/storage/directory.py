@@ -10,6 +10,7 @@ process that has opened it last, and the one before commits nothing any more.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
@@ -260,9 +261,10 @@ def _check_identity(
 
 
 def _unusable(path: Path, error: OSError) -> StoreRefused:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    do = "make room" if full else "make it readable and writable for this user"
     return StoreRefused(
-        f"{path} cannot be used ({error.strerror}): "
-        "make it readable and writable for this user or choose another data directory"
+        f"{path} cannot be used ({error.strerror}): {do} or choose another data directory"
     )
 
 

@@ -35,6 +35,7 @@ from uprmc.engine.overwrite import begin_anew, flush_all, outrank, overwrite
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     CommandError,
+    DiskRefuses,
     InvalidArguments,
     Locked,
     NotMyVBucket,
@@ -72,6 +73,7 @@ _STATUSES: dict[type[CommandError], Status] = {
     OutOfMemory: Status.TEMPORARY_FAILURE,
     RangeExceeded: Status.NOT_MY_VBUCKET,
     TemporaryFailure: Status.TEMPORARY_FAILURE,
+    DiskRefuses: Status.TEMPORARY_FAILURE,
     TooLarge: Status.TOO_LARGE,
 }
 

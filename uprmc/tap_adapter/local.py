@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     CommandError,
+    DiskRefuses,
     InvalidArguments,
     KeyExists,
     NotMyVBucket,
@@ -42,6 +43,7 @@ _STATUSES: dict[type[Exception], Status] = {
     InvalidArguments: Status.INVALID_ARGUMENTS,
     RemoteProtocolError: Status.INVALID_ARGUMENTS,
     TemporaryFailure: Status.TEMPORARY_FAILURE,
+    DiskRefuses: Status.TEMPORARY_FAILURE,
     OutOfMemory: Status.OUT_OF_MEMORY,
 }
 
