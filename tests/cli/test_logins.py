@@ -66,6 +66,7 @@ def _as(directory: Path, name: str, file: str = "") -> list[str]:
 def _nodes(directory: Path) -> Iterator[tuple[ServerProcess, ServerProcess]]:
     """Two nodes with users and without TLS that log in to each other as ann."""
     common = ["--vbuckets", "4", "--set", f"server.users={directory}/users.json"]
+    common += ["--set", f"xdcr.files={directory}"]
     dial = ["--set", "upr.dial_user=ann"]
     dial += ["--set", f"upr.dial_password_file={directory}/ann.password"]
     with (

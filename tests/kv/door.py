@@ -31,6 +31,7 @@ class HandDoor:
         delayed: answers to failures that are held back; `let` gives them.
         by_hand: passwords are checked when `let` is called.
         busy: no password is checked, and nobody learns whether a proof was right.
+        others: registered clients of other users.
         slow: answers to right passwords are held back, too.
     """
 
@@ -44,6 +45,7 @@ class HandDoor:
         self.notes: list[tuple[str, ...]] = []
         self.delayed: list[Callable[[], None]] = []
         self.by_hand = self.busy = self.slow = False
+        self.others: set[bytes] = set()
 
     def over(self, now: float) -> bool:
         return self.revoked
@@ -87,6 +89,9 @@ class HandDoor:
     ) -> None:
         self.notes.append(("refused", name))
         self.delayed.append(busy if self.busy else then)
+
+    def claims(self, client: bytes, *, leaves: bool) -> bool:
+        return client not in self.others
 
     def denied(self, command: str) -> None:
         self.notes.append(("denied", command))

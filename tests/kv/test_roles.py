@@ -370,3 +370,17 @@ def test_a_client_may_register_itself_and_taking_that_back_is_noted(rig: Rig) ->
     assert len(visitor.door.notes) == before
     visitor.say(report(b"mine", OP_REMOVE))
     assert visitor.door.notes[before:] == [("managed", "HWT_REPORT remove mine vb_0")]
+
+
+@pytest.mark.parametrize("op", [OP_SET, OP_REMOVE])
+def test_a_client_of_another_user_is_changed_by_managers_alone(rig: Rig, op: int) -> None:
+    for roles, value, refused in (("stream", b"true", True), ("manage", MANAGE, False)):
+        visitor = binary(rig, roles, by_key=False)
+        visitor.door.others = {b"theirs"}
+        assert statuses(visitor.say(opening(PRODUCER), control(value))) == [OK, OK]
+        for name in (b"mine", b"theirs"):
+            told = replies(visitor.say(report(name, op)))
+            denied = bool(told) and told[-1].status == NO_ACCESS
+            assert denied is (refused and name == b"theirs")
+        word = "remove" if op == OP_REMOVE else "set"
+        assert (("denied", f"HWT_REPORT {word} theirs vb_0") in visitor.door.notes) is refused

@@ -18,7 +18,7 @@ from uprmc.login.mechanisms import Mechanism
 from uprmc.login.scram import ITERATIONS_MIN
 from uprmc.login.users import HASH_NAMES, Role, new_user
 from uprmc.login.users_file import write_users
-from uprmc.server.access import LOGIN_TIMEOUT_S, WAITING_MAX, Access
+from uprmc.server.access import CLIENTS_MAX, LOGIN_TIMEOUT_S, WAITING_MAX, Access
 from uprmc.server.audit import REFUSALS_A_SECOND, Audit
 from uprmc.server.brakes import (
     DELAY_MAX_S,
@@ -378,3 +378,26 @@ def test_it_goes_on_in_a_new_file_after_a_rotation(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match=r"log\.audit"):
         Audit(str(tmp_path / "pipe"), lambda: 1e9)
+
+
+# --- registered clients ---------------------------------------------------------------------------
+
+
+def test_a_registered_client_belongs_to_its_user_until_it_leaves_or_the_user_is_gone(
+    access: Access, path: str
+) -> None:
+    assert access.claims("ann", b"nightly", leaves=False)
+    assert not access.claims("bob", b"nightly", leaves=True)
+    assert access.claims("ann", b"nightly", leaves=False)
+    assert access.claims("ann", b"nightly", leaves=True)
+    assert access.claims("bob", b"nightly", leaves=False)
+    write(Path(path), ann="pencil")
+    access.reload(path)
+    assert access.claims("ann", b"nightly", leaves=False)
+
+
+def test_the_users_of_so_many_clients_are_remembered(access: Access) -> None:
+    for number in range(CLIENTS_MAX + 1):
+        assert access.claims("ann", b"%d" % number, leaves=False)
+    assert access.claims("bob", b"0", leaves=False)
+    assert not access.claims("bob", b"2", leaves=False)

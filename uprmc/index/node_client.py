@@ -205,6 +205,9 @@ class NodeClient:
             NodeFailed: there is none.
         """
         headers = Headers({b"Content-Type": [b"application/json"]} if body is not None else {})
+        # Another node need not know the name by which this one knows it; only browsers are deceived
+        # by names.
+        headers.addRawHeader("Host", "localhost")
         if self._credentials is not None and (self._scheme == "https" or parsed(node).is_local):
             headers.addRawHeader("Authorization", basic_auth(self._credentials))
         asking: Deferred[IResponse] = self._agent.request(

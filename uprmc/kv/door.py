@@ -59,6 +59,13 @@ class Door(Protocol):
         If too many try, `busy` is called instead.
         """
 
+    def claims(self, client: bytes, *, leaves: bool) -> bool:
+        """Take note that a registered client is the user's, or no longer if it `leaves`.
+
+        Returns:
+            ``False`` = it is another user's.
+        """
+
     def denied(self, command: str) -> None:
         """Note that a command was refused because a role is missing."""
 

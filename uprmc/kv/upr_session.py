@@ -18,7 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from uprmc.engine.watermarks.table import Outpaced
-from uprmc.errors import OutOfPlace, RemoteProtocolError, RollbackRequired, StreamNotFound
+from uprmc.errors import (
+    AccessDenied,
+    OutOfPlace,
+    RemoteProtocolError,
+    RollbackRequired,
+    StreamNotFound,
+)
 from uprmc.kv.binary_conversation import Request
 from uprmc.kv.binary_session import BinarySession
 from uprmc.kv.door import Door, require
@@ -294,10 +300,17 @@ class UprSession(BinarySession):
             if opcode == Opcode.UPR_CONTROL:
                 if key == WATERMARKS_KEY and request.value == MANAGE:
                     require(door, Role.MANAGE, "UPR_CONTROL uprmc_hwt=manage")
-            elif _operation(request) == OP_REMOVE:
-                name = key[:ID_MAX_BYTES].decode("utf-8", "replace")
-                where = f" vb_{request.number}" if opcode == Opcode.HWT_REPORT else ""
-                door.managed(f"{Opcode(opcode).name} remove {name}{where}")
+                return True
+            removes = _operation(request) == OP_REMOVE
+            where = f" vb_{request.number}" if opcode == Opcode.HWT_REPORT else ""
+            name = key[:ID_MAX_BYTES].decode("utf-8", "replace")
+            action = f"{Opcode(opcode).name} {'remove' if removes else 'set'} {name}{where}"
+            manages = isinstance(self.peer, Producer) and self.peer.options.manages
+            if not (manages or door.claims(key, leaves=removes)):
+                door.denied(action)
+                raise AccessDenied(f"needs {Role.MANAGE}")
+            if removes:
+                door.managed(action)
         except REFUSALS as error:
             self._refuse(opcode, request.opaque, error)
             return False

@@ -45,6 +45,9 @@ LOGIN_TIMEOUT_S = 60.0
 #: Names and passwords of HTTP that were right and are not checked again.
 REMEMBERED_MAX = 64
 
+#: Registered clients whose users are remembered.
+CLIENTS_MAX = 10_000
+
 NONCE_BYTES = 18
 _LOG_EVERY_S = 1.0
 
@@ -100,6 +103,7 @@ class Access:
         self.brakes = Brakes()
         self._remembered: OrderedDict[bytes, str] = OrderedDict()
         self._throttle = Throttle(_LOG_EVERY_S, reactor.seconds)
+        self._clients: OrderedDict[bytes, str] = OrderedDict()
 
     def reload(self, path: str) -> None:
         """Take the users of a file; raises as the constructor.
@@ -204,6 +208,18 @@ class Access:
         """Tell whether logins of a name from there have to wait now."""
         return self.brakes.wait_s(peer, name, self._reactor.seconds()) != 0.0
 
+    def claims(self, name: str, client: bytes, *, leaves: bool) -> bool:
+        """See `kv.door.Door`; a client of a user who is gone is free."""
+        owner = self._clients.pop(client, None)
+        if owner not in (None, name) and self.find(str(owner)) is not None:
+            self._clients[client] = str(owner)
+            return False
+        if not leaves:
+            self._clients[client] = name
+            if len(self._clients) > CLIENTS_MAX:
+                self._clients.popitem(last=False)
+        return True
+
     def later(self, delay_s: float, then: Callable[[], None]) -> None:
         """Call something after a while."""
         self._reactor.callLater(delay_s, then)
@@ -293,6 +309,10 @@ class ConnectionDoor:
             self._access.later(PUT_OFF_S, busy)
         else:
             self._access.later(delay_s, then)
+
+    def claims(self, client: bytes, *, leaves: bool) -> bool:
+        """Take note of whose a registered client is."""
+        return self._access.claims(self._name, client, leaves=leaves)
 
     def denied(self, command: str) -> None:
         """Note that a command was refused."""

@@ -6,6 +6,7 @@ Source: UPR reference 6.1; rows D36, D39.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
+from hashlib import blake2b
 
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
@@ -93,7 +94,8 @@ def leases(node: ObservedNode) -> StatGroup:
         ("withdrawn", str(held.withdrawn)),
     ]
     for lease in held.open.values():
-        name = f"lease_{lease.id:016x}"
+        # Who has an id may end the lease, and who sees statistics may not.
+        name = f"lease_{blake2b(lease.id.to_bytes(8), digest_size=8).hexdigest()}"
         group += [
             (f"{name}:vbuckets", str(len(lease.readings))),
             (f"{name}:seconds_left", str(max(0, int(lease.expires_at - now)))),
