@@ -393,6 +393,22 @@ def test_options_that_make_no_sense_are_named(
     assert states(target) == {}
 
 
+def test_a_user_who_may_not_compare_is_refused_before_anything_is_written(
+    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    users, secret = tmp_path / "users.json", tmp_path / "secret"
+    secret.write_text("a password")
+    for name, roles in (("writer", "replicate"), ("restorer", "replicate,stream")):
+        add = ("user", "add", name, "--role", roles, "--password-file", str(secret))
+        assert run([*add, "--users", str(users)]) == 0
+    with start(tmp_path / "data", "--set", f"server.users={users}") as node:
+        how = ("--node", str(node.upr), "--password-file", str(secret), "--parallelism", "1")
+        assert run(["restore", str(made), *how, "--user", "writer"]) == 1
+        assert "LEASE_ACQUIRE" in capsys.readouterr().err
+        assert run(["restore", str(made), *how, "--user", "restorer"]) == 0
+        assert "200 rows, 200 written" in capsys.readouterr().out
+
+
 def test_an_unreachable_target_is_told(made: Path) -> None:
     nobody = Access(("127.0.0.1:1",), retries=0)
     with pytest.raises(SparkError, match="UPRMC_UNREACHABLE"):

@@ -28,6 +28,7 @@ from uprmc.backup.verifying import BackupSide, VerifyReport, overwrite_differing
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import reusing
 from uprmc.columnar.errors import BackupForeign, BadOption
+from uprmc.columnar.lease import acquire
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
 from uprmc.columnar.write_options import WriteOptions
@@ -39,6 +40,9 @@ from uprmc.protocol.opcodes import FRAME_MAX_BYTES
 
 Mode = Literal["append-meta", "upsert"]
 MODES: tuple[Mode, ...] = ("append-meta", "upsert")
+
+#: A lease that only shows whether there can be one.
+_TRIAL_S = 5
 
 #: What makes two versions the same, and what makes two documents the same that are not.
 _VERSION = ("value", "rev", "cas", "flags", "exp")
@@ -206,6 +210,9 @@ def restore(
     about["progress"] = tell
     with Nodes(access) as nodes:  # an unreachable target is an error before any work
         origins = mode == "append-meta" and not dry_run and _takes_origins(nodes)
+        if (check or force) and nodes.owners:
+            # so is a user who may write, and may not read for the comparison
+            acquire(access, [min(nodes.owners)], _TRIAL_S).release()
     logs = {n: part.log for n, part in newest.vb.items()} if origins else None
     facts = {
         "backup": newest.id,
