@@ -6,6 +6,7 @@ import json
 import re
 import tracemalloc
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ from interop.server_process import start_uprmc
 from tests.cli.here import runner
 from tests.cli.support import Ended
 from tests.login.files import password_file, users_file
+from uprmc.client.kv import KvClient
 
 Ask = Callable[..., Ended]
 
@@ -232,3 +234,36 @@ def test_a_flush_is_asked_for_and_deletes_everything(
 )
 def test_misuse_is_one_line(ask: Ask, words: list[str], said: str) -> None:
     assert said in ask(*words).refused()
+
+
+def test_a_dump_has_readable_documents_of_one_moment_which_load_takes_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = runner(capsys)
+    with start_uprmc(tmp_path / "data", "--vbuckets", "2") as other:
+        place = ("--node", str(other.upr))
+        with KvClient(str(other.upr)) as kv:
+            kv.set(b"dump:text", '{"name": "Zoë"}'.encode(), flags=7)
+            kv.set(b"dump:\xff", b"\x00\xfe", expiry=500)
+            kv.set(b"else", b"x")
+        file = tmp_path / "documents.jsonl"
+        assert ask("dump", "dump:*", "--out", file, *place) == Ended(0, "", "")
+        lines = {row["key"]: row for row in map(json.loads, file.read_text().splitlines())}
+        text, raw = lines["dump:text"], lines["ZHVtcDr/"]
+        assert (text["value"], text["flags"], text["ttl"]) == ('{"name": "Zoë"}', 7, 0)
+        assert "Zoë" in file.read_text()
+        assert (raw["key_encoding"], raw["value_encoding"]) == ("base64", "base64")
+        assert 0 < raw["ttl"] <= 500
+        everything = ask("dump", *place).out.splitlines()
+        assert len(everything) == 3
+        with KvClient(str(other.upr)) as kv:
+            kv.delete_many([b"dump:text", b"dump:\xff"])
+        how = ("--flags", "flags", "--ttl", "ttl", "--parallelism", "1")
+        assert ask("load", file, *how, *place).code == 0
+        with KvClient(str(other.upr)) as kv:
+            found = kv.get_many([b"dump:text", b"dump:\xff"])
+        assert {key: (each.value, each.flags) for key, each in found.items()} == {
+            b"dump:text": ('{"name": "Zoë"}'.encode(), 7),
+            b"dump:\xff": (b"\x00\xfe", 0),
+        }
+        assert "--out" in ask("dump", "--out", file / "beside", *place).err

@@ -67,6 +67,8 @@ Examples:
 def export(shared: Common, to: Path, **given: Any) -> None:
     """Write changes to files in DIR, each batch exactly once.
 
+    What a node has at one moment, with readable values and without a checkpoint: "uprmc dump".
+
     With a time as --trigger it runs until SIGTERM (exit code 0) or Ctrl-C.
     """
     stopped = threading.Event()

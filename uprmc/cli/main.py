@@ -44,6 +44,7 @@ _VERBS = {
     "ttl": "documents:ttl",
     "flush": "documents:flush",
     "keys": "keys:keys",
+    "dump": "keys:dump",
     "ping": "ping:ping",
     "bench": "bench:bench",
     "top": "top:top",
@@ -82,7 +83,7 @@ _VERBS = {
 SECTIONS = {
     "Run a node": ("serve", "demo", "settings", "user", "data", "compact", "check"),
     "Documents": (
-        *("get", "set", "del", "incr", "decr", "touch", "ttl", "keys", "flush"),
+        *("get", "set", "del", "incr", "decr", "touch", "ttl", "keys", "dump", "flush"),
         *("observe", "index"),
     ),
     "Changes": ("tail", "watch", "mirror", "export"),

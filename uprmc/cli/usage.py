@@ -24,7 +24,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("inc", "counter"), ("incr",)),
     "dec": ("decr",),
     "expire": ("touch",),
-    **dict.fromkeys(("dump", "save"), ("export", "backup")),
+    **dict.fromkeys(("save",), ("dump", "export", "backup")),
     **dict.fromkeys(("import", "ingest"), ("load",)),
     **dict.fromkeys(("cat", "read"), ("get",)),
     **dict.fromkeys(("put", "store", "write"), ("put", "set")),

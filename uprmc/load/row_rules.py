@@ -15,6 +15,7 @@ import json
 import math
 import re
 import string
+from base64 import b64decode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date, time, timedelta
@@ -118,9 +119,15 @@ class Template:
 
 def _field(fields: dict[str, Any], column: str) -> Any:
     try:
-        return fields[column]
+        value = fields[column]
     except KeyError:
         raise BadValue(f"no column {column!r}") from None
+    if fields.get(f"{column}_encoding") != "base64" or not isinstance(value, str):
+        return value
+    try:  # as this package's JSON lines have what is no text
+        return b64decode(value, validate=True)
+    except ValueError:
+        raise BadValue(f"column {column!r} is no Base64") from None
 
 
 @dataclass(frozen=True)
@@ -164,7 +171,8 @@ class RowRules:
         """Return the columns that are needed; ``None`` = all."""
         if self.value_is_json:
             return None
-        return self.named() + list(_META_TYPES)
+        named = self.named()
+        return [*named, *(f"{name}_encoding" for name in named), *_META_TYPES]
 
     def named(self) -> list[str]:
         """Return the columns that the rules name: every row must have them."""
