@@ -48,9 +48,9 @@ _BAD_REQUEST = _HEAD.format("400 Bad Request", "text/plain").encode()
 NOT_HTTPS = _BAD_REQUEST + b"This listener speaks HTTPS: begin the URL with https://\n"
 
 
-def _refusal(status: str, reason: str) -> bytes:
+def last_answer(status: str, reason: str, error: str = "too_large") -> bytes:
     """Return an answer that is the last one of a connection."""
-    body = json.dumps({"error": "too_large", "reason": reason})
+    body = json.dumps({"error": error, "reason": reason})
     return f"{_HEAD.format(status, 'application/json')}{body}\n".encode()
 
 
@@ -159,7 +159,7 @@ class LimitedRequest(Request):
 
     def _too_large(self) -> None:
         reason = f"the body is larger than {self._body_max} bytes"
-        cast(LimitedChannel, self.channel).refuse(_refusal("413 Content Too Large", reason))
+        cast(LimitedChannel, self.channel).refuse(last_answer("413 Content Too Large", reason))
 
 
 class Account(Protocol):
@@ -257,7 +257,7 @@ class LimitedChannel(http.HTTPChannel):
 
     def lineLengthExceeded(self, line: bytes) -> None:
         reason = f"the URL, or a header, is longer than {self.MAX_LENGTH} bytes"
-        self.refuse(_refusal("414 URI Too Long", reason))
+        self.refuse(last_answer("414 URI Too Long", reason))
 
     def refuse(self, answer: bytes) -> None:
         """Answer, hang up and hear no more."""

@@ -17,7 +17,14 @@ from tests.index.memory_tree import MemoryTree, entries
 from tests.index.oracle import Oracle, parameters
 from uprmc.index.errors import Refused
 from uprmc.index.model import Entry, Lost, Reductions
-from uprmc.index.query import DOCUMENTS_AT_ONCE, PIECE_BYTES, Documents, run
+from uprmc.index.query import (
+    DOCUMENTS_AT_ONCE,
+    DOCUMENTS_BYTES,
+    FIRST_DOCUMENTS,
+    PIECE_BYTES,
+    Documents,
+    run,
+)
 from uprmc.index.query_options import Query
 from uprmc.index.rows import id_text, split_row_value
 from uprmc.index.tree import IndexFile, Tree
@@ -255,20 +262,30 @@ def test_documents_are_fetched_when_the_query_runs() -> None:
     )
     answer = rows.ask(include_docs=True, documents=documents)
     assert [row["doc"] for row in answer["rows"]] == [{"now": 1}, None, "linked", None, 8, None]
-    assert asked == [[b"a", b"b", b"other", b"d", b"\xff", b""]]
+    assert asked == [[b"a", b"b", b"other", b"d"], [b"\xff", b""]]
     assert rows.ask(include_docs=True, documents=documents, skip=1, limit=1)["rows"][0]["id"] == "b"
 
 
-def test_documents_are_asked_for_in_portions() -> None:
-    sizes = []
+@pytest.mark.parametrize(
+    ("size", "sizes"),
+    [
+        (1, [FIRST_DOCUMENTS, DOCUMENTS_AT_ONCE, 6]),
+        (DOCUMENTS_BYTES // 50, [FIRST_DOCUMENTS, 50, 50, 6]),
+        (DOCUMENTS_BYTES, [FIRST_DOCUMENTS, *[1] * 106]),
+        (3 * DOCUMENTS_BYTES, [FIRST_DOCUMENTS, *[1] * 106]),
+    ],
+)
+def test_documents_are_asked_for_in_portions_of_a_size(size: int, sizes: list[int]) -> None:
+    asked = []
+    body = b" " * (size - 1) + b"1"
 
     def documents(keys: Sequence[bytes]) -> list[bytes | None]:
-        sizes.append(len(keys))
-        return [b"1"] * len(keys)
+        asked.append(len(keys))
+        return [body] * len(keys)
 
-    rows = Rows(*((b"%04d" % n, n, None) for n in range(DOCUMENTS_AT_ONCE + 1)))
-    assert len(rows.ask(include_docs=True, documents=documents)["rows"]) == DOCUMENTS_AT_ONCE + 1
-    assert sizes == [DOCUMENTS_AT_ONCE, 1]
+    rows = Rows(*((b"%04d" % n, n, None) for n in range(FIRST_DOCUMENTS + 106)))
+    assert sum(map(len, rows.pieces(include_docs=True, documents=documents))) > size * 110
+    assert asked == sizes
 
 
 @pytest.mark.parametrize("docs", [False, True])

@@ -171,6 +171,14 @@ class IndexSettings:
     max_request_bytes: int = setting(
         1 * MIB, "bytes", "Largest body of a query, such as a list of keys.", 1 * KIB, 64 * MIB
     )
+    request_memory: int = setting(
+        256 * MIB,
+        "bytes",
+        "Memory of all requests and answers together, as estimated; others get 503, and a client "
+        "that does not read its answer is disconnected.",
+        1 * MIB,
+        1_024 * GIB,
+    )
     stall_timeout_s: float = setting(
         30.0,
         "seconds",

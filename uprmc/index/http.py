@@ -21,6 +21,7 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
 from uprmc.config import IndexSettings
+from uprmc.index.account import Account, Holding, cost_of
 from uprmc.index.answering import UNSENT_MAX_BYTES
 from uprmc.index.errors import Damaged, Refused
 from uprmc.index.http_request import http_request, path_parts
@@ -29,7 +30,7 @@ from uprmc.index.pages import Pages, Reply, json_reply
 from uprmc.index.scatter import Scatter
 from uprmc.index.view_page import traceback_of
 from uprmc.login.users import Role
-from uprmc.web import KnownHosts, LimitedChannel, LimitedSite
+from uprmc.web import KnownHosts, LimitedChannel, LimitedRequest, LimitedSite, last_answer
 
 #: A request comes in completely in this time, and a connection may idle for it.
 REQUEST_S = 60.0
@@ -76,6 +77,7 @@ class _Root(Resource):
 
     async def _answer(self, request: Request) -> Reply | None:
         it = http_request(request)
+        cast(_Request, request).memory.need(cost_of([request.uri, it.body]))
         shared = self._share(request)
         handlers = self._pages.handlers(it.path)
         if it.method == "OPTIONS" and shared:
@@ -139,6 +141,30 @@ def _send(request: Request, reply: Reply) -> None:
     request.finish()
 
 
+class _Request(LimitedRequest):
+    """A request that holds memory of the account until it is answered, or its client is gone."""
+
+    def __init__(self, channel: Any, *given: Any, **named: Any) -> None:
+        super().__init__(channel, *given, **named)
+        self.memory = Holding(channel.site.memory)
+
+    def handleContentChunk(self, data: bytes) -> None:
+        if self.memory.grow(len(data)):
+            super().handleContentChunk(data)
+            return
+        channel = cast(_Channel, self.channel)
+        busy = channel.site.memory.busy()
+        channel.refuse(last_answer("503 Service Unavailable", busy.reason, busy.error))
+
+    def finish(self) -> None:
+        super().finish()
+        self.memory.release()
+
+    def connectionLost(self, reason: Failure) -> None:
+        self.memory.release()
+        super().connectionLost(reason)
+
+
 class _Channel(LimitedChannel):
     """A connection that holds little of what its client does not read."""
 
@@ -148,9 +174,18 @@ class _Channel(LimitedChannel):
 
 
 class ViewsSite(LimitedSite):
-    """The site of an index."""
+    """The site of an index.
+
+    Attributes:
+        memory: what requests and answers hold.
+    """
 
     protocol = _Channel
+
+    def __init__(self, root: IResource, reactor: Any, memory: Account, **named: Any) -> None:
+        super().__init__(root, reactor, account=memory, **named)
+        self.memory = memory
+        self.requestFactory = _Request
 
 
 def views_site(
@@ -163,10 +198,12 @@ def views_site(
     hosts: KnownHosts | None = None,
 ) -> ViewsSite:
     """Return the site; see `Pages`. The caller starts and stops the pool."""
-    pages = Pages(service, settings, reactor, pool, addresses, scatter)
+    memory = Account(settings.request_memory)
+    pages = Pages(service, settings, reactor, pool, addresses, memory, scatter)
     return ViewsSite(
         cast(IResource, _Root(pages, settings.cors_origins)),
         reactor,
+        memory,
         hint=lambda: _WRONG_LISTENER,
         request_s=REQUEST_S,
         clients_max=settings.connections,

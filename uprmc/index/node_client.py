@@ -24,6 +24,7 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer  # type: ignore[import-untyped]
 
+from uprmc.index.account import Holding
 from uprmc.index.errors import Refused
 from uprmc.index.json_text import strict_json
 from uprmc.login.credentials import Credentials, basic_auth
@@ -52,6 +53,8 @@ class Lines(Protocol):
     """The body of an answer, as lines."""
 
     def __init__(self) -> None:
+        #: Of what it holds beyond `BUFFER_BYTES`; ``None`` = nobody counts it.
+        self.memory: Holding | None = None
         self._lines: deque[bytes] = deque()
         self._part: list[bytes] = []
         self._part_bytes = self._bytes = 0
@@ -69,11 +72,18 @@ class Lines(Protocol):
         if self._part_bytes > LINE_MAX_BYTES:
             self._end("its answer has a line that is too long")
             self.close()
+        elif not self._has_room():
+            self._end("answers hold too much memory here (index.request_memory)")
+            self.close()
         elif self._bytes > BUFFER_BYTES and not self._paused:
             self._paused = True
             cast(Any, self.transport).pauseProducing()
         if self._lines:
             self._wake()
+
+    def _has_room(self) -> bool:
+        beyond = max(0, self._bytes + self._part_bytes - BUFFER_BYTES)
+        return self.memory is None or self._over is not None or self.memory.set(2 * beyond)
 
     def _add(self, line: bytes) -> None:
         self._lines.append(line)
@@ -83,6 +93,8 @@ class Lines(Protocol):
         if self._part_bytes:
             self._add(b"".join(self._part))
         self._end("" if reason.check(ResponseDone) else "its answer broke off")
+        if self.memory is not None and not self._lines:
+            self.memory.release()
 
     def _end(self, why: str) -> None:
         if self._over is None:
@@ -97,6 +109,8 @@ class Lines(Protocol):
     def close(self) -> None:
         """Read no more."""
         self._end("closed")
+        if self.memory is not None:
+            self.memory.release()
         transport = cast(Any, self.transport)
         if transport is not None:
             transport.stopProducing()
@@ -119,6 +133,10 @@ class Lines(Protocol):
                 raise NodeFailed(f"it sent nothing for {timeout_s:g} s") from None
         line = self._lines.popleft()
         self._bytes -= len(line)
+        if self._over is None:
+            self._has_room()
+        elif self.memory is not None:
+            self.memory.release()
         if self._paused and self._bytes <= BUFFER_BYTES // 2:
             self._paused = False
             if self._over is None:

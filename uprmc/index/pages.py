@@ -18,6 +18,7 @@ from twisted.web.server import Request
 from uprmc import __version__
 from uprmc.config import IndexSettings
 from uprmc.index import paths
+from uprmc.index.account import Account
 from uprmc.index.errors import Refused, bad_request, not_found
 from uprmc.index.http_request import (
     HttpRequest,
@@ -64,6 +65,7 @@ class Pages:
         settings: limits.
         reactor, pool: for answers in pieces, and what takes longer than a turn should.
         addresses: by which this listener is reached.
+        memory: what requests and answers hold.
         scatter: asks other nodes, too; ``None`` = this one only.
     """
 
@@ -74,11 +76,15 @@ class Pages:
         reactor: Any,
         pool: Any,
         addresses: Callable[[], list[str]],
+        memory: Account,
         scatter: Scatter | None = None,
     ) -> None:
         self._service, self._settings, self._scatter = service, settings, scatter
+        self._memory = memory
         self.times = QueryTimes()
-        self._views = ViewPage(service, settings, reactor, pool, addresses, self.times, scatter)
+        self._views = ViewPage(
+            service, settings, reactor, pool, addresses, self.times, memory, scatter
+        )
         self._exposition = Exposition(self._metrics)
         self._in_thread: Callable[..., Deferred[Any]] = partial(deferToThreadPool, reactor, pool)
 
@@ -127,6 +133,7 @@ class Pages:
     def _metrics(self) -> Iterator[Metric]:
         yield from self._service.metrics()
         yield from self.times.metrics()
+        yield from self._memory.metrics()
         if self._scatter is not None:
             yield from self._scatter.metrics()
 

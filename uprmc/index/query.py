@@ -29,6 +29,9 @@ PIECE_BYTES = 16 * 1024
 #: Documents that are asked for at a time.
 DOCUMENTS_AT_ONCE = 100
 
+#: Those that are asked for first; then as many as have about so many bytes together.
+FIRST_DOCUMENTS, DOCUMENTS_BYTES = 4, 1024 * 1024
+
 #: Errors that an answer lists.
 ERRORS_MAX = 100
 
@@ -78,6 +81,23 @@ class Tree(Protocol):
         inclusive_end: bool = True,
     ) -> Iterator[tuple[Entry, Reductions]]:
         """Yield a row of each group, with the group's reductions."""
+
+
+class _LostOnes:
+    """Documents that cannot be had for one reason: the first ids, and how many there are."""
+
+    def __init__(self) -> None:
+        self._ids: list[str] = []
+        self._count = 0
+
+    def add(self, key: bytes) -> None:
+        self._count += 1
+        if len(self._ids) < _IDS_MAX:
+            self._ids.append(id_text(key))
+
+    def named(self) -> str:
+        more = self._count - len(self._ids)
+        return json.dumps(self._ids)[1:-1] + (f" and {more} more" if more else "")
 
 
 class Run:
@@ -171,29 +191,34 @@ class Run:
             yield _row(doc_key, key, value)
 
     def _with_documents(self, rows: Iterator[Entry]) -> Iterator[bytes]:
+        lost: dict[str, _LostOnes] = {}
+        try:
+            yield from self._documented(rows, lost)
+        finally:
+            for why, documents in lost.items():
+                reason = f"{documents.named()}: {' '.join(why.split())[:200]}"
+                self._fail(f"documents cannot be read: {reason}")
+
+    def _documented(self, rows: Iterator[Entry], lost: dict[str, _LostOnes]) -> Iterator[bytes]:
+        """Yield rows with documents; note those that may be there and cannot be had."""
         placed = ((self._position, *split_row_value(row.value)) for row in rows)
-        while some := list(islice(placed, DOCUMENTS_AT_ONCE)):
+        count = FIRST_DOCUMENTS
+        while some := list(islice(placed, count)):
             wanted = [_document_of(row[1], row[3]) for row in some]
             bodies = self._fetched(wanted)
-            self._tell_lost(wanted, bodies)
-            for (position, doc_key, key, value), body in zip(some, bodies, strict=True):
+            size = sum(len(body) for body in bodies if isinstance(body, bytes))
+            most = DOCUMENTS_BYTES * len(some) // max(size, 1)
+            count = max(1, min(DOCUMENTS_AT_ONCE, most))
+            for (position, doc_key, key, value), named, body in zip(
+                some, wanted, bodies, strict=True
+            ):
                 self._next = position
                 if isinstance(body, Lost):
+                    lost.setdefault(body.why, _LostOnes()).add(named)
                     if self._query.stop:
                         return
                     body = None
                 yield _row(doc_key, key, value)[:-1] + b',"doc":' + (body or b"null") + b"}"
-
-    def _tell_lost(self, keys: Sequence[bytes], bodies: Sequence[bytes | Lost | None]) -> None:
-        """Have the answer name documents that may be there and could not be had."""
-        by_reason: dict[str, list[str]] = {}
-        for key, body in zip(keys, bodies, strict=True):
-            if isinstance(body, Lost):
-                by_reason.setdefault(body.why, []).append(id_text(key))
-        for why, ids in by_reason.items():
-            more = f" and {len(ids) - _IDS_MAX} more" if len(ids) > _IDS_MAX else ""
-            named = json.dumps(ids[:_IDS_MAX])[1:-1] + more
-            self._fail(f"documents cannot be read: {named}: {' '.join(why.split())[:200]}")
 
     def _fetched(self, keys: list[bytes]) -> Sequence[bytes | Lost | None]:
         why = "there is no way to them here"

@@ -22,6 +22,7 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from uprmc.config import IndexSettings
+from uprmc.index.account import Account
 from uprmc.index.all_nodes import ASK_S, AllNodes, first_refusal
 from uprmc.index.design import Design
 from uprmc.index.errors import Refused
@@ -227,7 +228,9 @@ class Scatter:
 
     # --- queries ------------------------------------------------------------------------------
 
-    async def merged(self, design: Design, view_index: int, query: Query) -> Merged:
+    async def merged(
+        self, design: Design, view_index: int, query: Query, memory: Account
+    ) -> Merged:
         """Return the answer of all nodes, which has begun; raise `Refused`."""
         timeout_s = query.timeout_s or self._settings.connection_timeout_s
         ends = self._reactor.seconds() + timeout_s
@@ -244,6 +247,7 @@ class Scatter:
                 known,
                 ends,
                 timeout_s,
+                memory,
             )
             refused = attempt.lacking() or await attempt.begin()
             if refused is None:

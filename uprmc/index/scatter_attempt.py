@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from uprmc.index.account import Account, Holding
 from uprmc.index.all_nodes import ASK_S, all_of
 from uprmc.index.design import Design
 from uprmc.index.errors import Refused, bad_request, outdated
@@ -45,6 +46,7 @@ class Attempt:
         known: the map.
         ends: when the query's time is over, by that clock.
         timeout_s: a node that sends nothing for this long is given up.
+        memory: what answers hold.
 
     Attributes:
         order: of rows.
@@ -63,8 +65,9 @@ class Attempt:
         known: Known,
         ends: float,
         timeout_s: float,
+        memory: Account,
     ) -> None:
-        self._client, self._reactor = client, reactor
+        self._client, self._reactor, self._memory = client, reactor, memory
         self._design, self._view_index = design, view_index
         self._query, self._known, self._timeout_s = query, known, timeout_s
         self._ends, self._common = ends, options
@@ -148,6 +151,7 @@ class Attempt:
         except NodeFailed as failed:
             self.errors.append({"from": node, "reason": str(failed)})
             return None
+        answer.lines.memory = Holding(self._memory)
         rows = NodeRows(node, _Timed(answer.lines, self._reactor, self._timeout_s), self.order)
         self.rows.append(rows)
         await rows.begin()

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any, cast
 
@@ -13,18 +13,26 @@ from twisted.python.failure import Failure
 from twisted.web.server import Request
 
 from uprmc.config import IndexSettings
-from uprmc.index.answering import Answer, Pieces, ThreadPieces
+from uprmc.index.account import Account, Holding
+from uprmc.index.answering import UNSENT_MAX_BYTES, Answer, Pieces, ThreadPieces
 from uprmc.index.design import Design
 from uprmc.index.errors import Damaged, Refused, Replaced, RolledBack, not_found, outdated
 from uprmc.index.http_request import HttpRequest, checked_name, json_body
 from uprmc.index.interfaces import Group, Service
-from uprmc.index.query import run
+from uprmc.index.model import Lost
+from uprmc.index.query import PIECE_BYTES, run
 from uprmc.index.query_options import Query, partition_of
 from uprmc.index.query_times import QueryTimes, kind_of
 from uprmc.index.scatter import Scatter
 
 #: Options of more than this are read by a thread: they may hold many keys.
 _AT_ONCE_BYTES = 2 * 1024
+
+#: What an answer may hold at a time: rows that are made, and those that are not sent yet.
+ANSWER_BYTES = 2 * PIECE_BYTES + UNSENT_MAX_BYTES
+
+#: A document is held as it came, in its row, and in the piece that is sent.
+_DOCUMENT_COPIES = 3
 
 #: Snapshots that one query takes, when rollbacks cut off what it reads.
 _ATTEMPTS = 3
@@ -43,11 +51,12 @@ class ViewPage:
         pool: Any,
         addresses: Callable[[], list[str]],
         times: QueryTimes,
+        memory: Account,
         scatter: Scatter | None,
     ) -> None:
         self._service, self._settings, self._reactor = service, settings, reactor
         self._pool, self._addresses, self._times = pool, addresses, times
-        self._scatter = scatter
+        self._memory, self._scatter = memory, scatter
 
     async def answer(self, request: Request, it: HttpRequest) -> None:
         """Answer a query; raise `Refused` before anything is sent.
@@ -90,8 +99,16 @@ class ViewPage:
         query = await self._query(
             it, design.options.collation, bool(design.views[view_index].reduces)
         )
-        merged = await scatter.merged(design, view_index, query)
-        await self._send(request, merged, self._ended(request, query, began))
+        memory = Holding(self._memory)
+        memory.need(ANSWER_BYTES * (1 + len(scatter.all.nodes)))
+        try:
+            merged = await scatter.merged(design, view_index, query, self._memory)
+        except BaseException:
+            memory.release()
+            raise
+        await self._send(
+            request, merged, self._ended(request, query, began, lambda _: memory.release())
+        )
 
     async def _query(self, it: HttpRequest, collation: Any, reduces: bool) -> Query:
         def read() -> Query:
@@ -124,10 +141,17 @@ class ViewPage:
         vbuckets = partition_of(query, self._addresses())
         if query.signature not in ("", group.design.signature):
             raise outdated(vbuckets or (), "another definition answers now", query.epoch or 0)
-        snapshot = await group.snapshot(query.stale, query.at, vbuckets, query.epoch, timeout_s)
+        memory = Holding(self._memory)
+        memory.need(ANSWER_BYTES)
+        try:
+            snapshot = await group.snapshot(query.stale, query.at, vbuckets, query.epoch, timeout_s)
+        except BaseException:
+            memory.release()
+            raise
 
         def released(failure: Failure | None) -> None:
             snapshot.release()
+            memory.release()
             error = None if failure is None else failure.value
             if isinstance(error, Damaged) and not isinstance(error, RolledBack):
                 group.damaged(snapshot, error)
@@ -138,7 +162,7 @@ class ViewPage:
             view_index,
             view=group.design.views[view_index].name,
             source=next(iter(self._addresses()), "local"),
-            documents=self._service.documents,
+            documents=lambda keys: within(memory, self._service.documents(keys)),
         )
         await self._send(
             request,
@@ -184,6 +208,19 @@ class ViewPage:
                 self._times.add(kind_of(query), self._reactor.seconds() - began)
 
         return ended
+
+
+def within(memory: Holding, bodies: Sequence[bytes | Lost | None]) -> Sequence[bytes | Lost | None]:
+    """Return documents as far as there is memory for them, in place of those that were before."""
+    size, found = ANSWER_BYTES, list(bodies)
+    for place, body in enumerate(found):
+        if isinstance(body, bytes):
+            if memory.set(size + _DOCUMENT_COPIES * len(body)):
+                size += _DOCUMENT_COPIES * len(body)
+            else:
+                found[place] = Lost("answers hold too much memory (index.request_memory)")
+    memory.set(size)
+    return found
 
 
 def _view_of(design: Design, name: str) -> int:
