@@ -86,6 +86,33 @@ def test_after_a_failover_at_1024_a_link_that_was_at_2048_misses_nothing(
     assert standby.counters.docs_opt_repd == 2_000, "all that is new, and nothing from before"
     lost = documents(b).keys() - documents(replica).keys()
     assert lost == {b"k%d" % number for number in range(10_000, 11_024)}
+    told = {"link": "west", "vbucket": 0, "from": 1_025, "to": 2_048}
+    assert [told.items() <= each.items() for each in events(replica, "xdcr_branch")] == [True]
+    assert list(standby.branches) == [told]
+    centres.command(replica, "checkpoint", name="west")
+    centres.stop("replica")
+    replica = centres.start("replica", engine__vbuckets=1)
+    centres.until_level(replica.links.by_name["west"])
+    assert events(replica, "xdcr_branch") == [], "it was told in the life before"
+
+
+def test_a_promoted_replica_that_is_to_stop_at_a_lost_branch_stops(centres: DataCentres) -> None:
+    a, replica, b = (centres.start(name, engine__vbuckets=1) for name in ("a", "replica", "b"))
+    link = centres.link(a, b)
+    standby = centres.link(replica, b, set={"on_branch": "stop"})
+    centres.follow(replica, a)
+    write(a, 0, 100)
+    centres.until_level(link)
+    centres.until_equal(a, replica)
+    told: list[bool] = []
+    replica.replication.stop(None, told.append)
+    centres.loop.until(lambda: told)
+    write(a, 100, 100)
+    centres.until_level(link)
+    centres.command(a, "pause", name="west")
+    centres.fail_over(replica, 0)
+    centres.loop.until(lambda: standby.state == "error")
+    assert "changes 101 to 200 were sent and are lost" in standby.error
 
 
 def lose_a_branch(centres: DataCentres, **given: object) -> tuple[Node, Node, Link]:

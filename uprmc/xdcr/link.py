@@ -14,7 +14,7 @@ Source: systems reference b; contracts, section 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from uprmc.errors import InvalidArguments, KeyExists, TemporaryFailure
 from uprmc.protocol.opcodes import Feature
@@ -42,6 +42,9 @@ _RENEW_S = 300.0
 
 #: A pause waits this long for answers, and then for its checkpoint.
 _SETTLE_S, _PAUSE_S = 2.0, 4.0
+
+#: The newest histories of a vBucket that a target is asked about.
+_HISTORIES = 8
 
 #: Features from this number on are our extensions.
 _OURS = 0x5500
@@ -158,6 +161,15 @@ class Link:
     def bucket_uuid(self) -> str:
         """See `TargetOwner`."""
         return f"{self._world.bucket_uuid:032x}"
+
+    def histories(self, numbers: Iterable[int]) -> dict[int, list[str]]:
+        """See `TargetOwner`."""
+        active = self._bucket.active
+        return {
+            number: [str(entry.uuid) for entry in active[number].failover_log[:_HISTORIES]]
+            for number in numbers
+            if number in active
+        }
 
     @property
     def numbers(self) -> list[int]:

@@ -264,11 +264,12 @@ class Links:
     def _records(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         rows: list[dict[str, Any]] = []
         numbers, following = self._portion(given, CHECKPOINTS_VBUCKETS)
+        source, histories = str(given.get("source") or "none"), _histories_of(given)
         for number in numbers:
             if len(rows) >= ROWS_AT_ONCE:
                 following = number
                 break
-            rows += self.received.shown((number,), str(given.get("source") or "none"))
+            rows += self.received.shown((number,), source, histories)
         answered({"records": rows, "next": following})
 
     def _portion(self, given: Mapping[str, Any], size: int) -> tuple[range, int | None]:
@@ -290,6 +291,14 @@ class Links:
         self._bucket.flusher.write_local(
             specs.NAME, document, lambda _durable: done(), patient=False
         )
+
+
+def _histories_of(given: Mapping[str, Any]) -> dict[int, list[str]]:
+    found = given.get("histories") or {}
+    try:
+        return {int(number): [*map(str, uuids)] for number, uuids in found.items()}
+    except (AttributeError, TypeError, ValueError):
+        raise InvalidArguments("the histories are no object of lists by vBucket") from None
 
 
 def _lines_of(links: Iterable[Link], rows: list[dict[str, Any]]) -> Iterator[None]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -34,6 +34,8 @@ VIA_MAX = 32
 
 #: Full records of one link and vBucket that are kept.
 KEPT = 5
+
+NO_HISTORIES: Mapping[int, Collection[str]] = {}
 
 _VERSION = 1
 _TEXT_MAX = 128
@@ -225,17 +227,25 @@ class Received:
         records = self._records.get(vbucket.id, ())
         return [each for each in records if is_valid(each, log, high)]
 
-    def shown(self, numbers: Iterable[int], source: str = "") -> list[dict[str, Any]]:
+    def shown(
+        self,
+        numbers: Iterable[int],
+        source: str = "",
+        histories: Mapping[int, Collection[str]] = NO_HISTORIES,
+    ) -> list[dict[str, Any]]:
         """Return the valid records of some vBuckets, each with its vBucket.
 
-        `source` leaves those of other sources out.
+        Args:
+            numbers: of the vBuckets.
+            source: those of other sources are left out; empty = none are.
+            histories: by vBucket, vb_uuids whose records are not left out, whoever told them.
         """
         return [
             {"vbucket": number, **row_of(record)}
             for number in numbers
             if number in self._records and number in self._bucket.active
             for record in self.valid(self._bucket.active[number])
-            if source in ("", record.source)
+            if source in ("", record.source) or str(record.uuid) in histories.get(number, ())
         ]
 
     def _document(self, number: int) -> bytes | None:

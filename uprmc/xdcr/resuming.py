@@ -8,7 +8,6 @@ Source: systems reference b.4 and d.3.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
@@ -47,6 +46,7 @@ class Resuming:
         self.stops = ""
         self.reconciled: dict[int, int] = {}
         self._run = run
+        self._told: dict[int, tuple[int, int]] = {}  # the newest branch that was told
 
     def begin(self, vbucket: VBucket, target: Target) -> None:
         """Begin the stream of a vBucket where both ends agree."""
@@ -114,7 +114,29 @@ class Resuming:
             self.forwarded_from[number] = record.seqno
             self.has_forwarded = True
         if lowest is not None and not purged and not forwards:
-            self._tell_branch(vbucket, candidates, max(lowest, through.seqno))
+            sent = max((record.seqno for record in candidates), default=0)
+            self._tell_branch(vbucket, sent, max(lowest, through.seqno))
+        else:
+            self._tell_branch(vbucket, *self._lost_of_others(vbucket, target))
+
+    def _lost_of_others(self, vbucket: VBucket, target: Target) -> tuple[int, int]:
+        """Return up to where the target has a history that has ended here, and where it has ended.
+
+        This node was a replica of the one that had sent it, and has not got everything of it. Once
+        the link has a checkpoint in a history that began later, this was told.
+        """
+        number, log = vbucket.id, vbucket.failover_log
+        ends = ends_of_branches(log, vbucket.high_seqno)
+        written = self._run.store.known(number)
+        newer = set[int]()
+        for uuid in ends:
+            lost = [told.seqno for told in target.others.get(number, ()) if told.uuid == uuid]
+            if any(record.seqno and record.uuid in newer for record in written):
+                break
+            if newer and lost and max(lost) > ends[uuid]:
+                return max(lost), ends[uuid]
+            newer.add(uuid)
+        return 0, 0
 
     def _is_clean(self, vbucket: VBucket, record: Record | None, held: Held) -> bool | None:
         """Tell whether the target has missed no deletion; ``None`` = not known before a snapshot.
@@ -196,11 +218,12 @@ class Resuming:
         self._run.reading.report(vbucket.id, whole, record.uuid if whole else 0, meta)
         return self._run.reading.begin(vbucket, start)
 
-    def _tell_branch(self, vbucket: VBucket, candidates: Iterable[Record], agreed: int) -> None:
-        """Say what was sent and is not in the source's history any more."""
-        sent = max((record.seqno for record in candidates), default=0)
-        if sent <= agreed:
+    def _tell_branch(self, vbucket: VBucket, sent: int, agreed: int) -> None:
+        """Say what was sent and is not in the source's history any more, once in this life."""
+        told = self._told.get(vbucket.id)
+        if sent <= agreed or told == (vbucket.failover_log[0].uuid, sent):
             return
+        self._told[vbucket.id] = vbucket.failover_log[0].uuid, sent
         fields: dict[str, object] = {
             "link": self._run.spec.name,
             "vbucket": vbucket.id,

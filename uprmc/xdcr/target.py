@@ -62,6 +62,9 @@ VBUCKETS_MAX = 1_024
 #: Why there is no answer to a question.
 _LOST = "the connection was lost before it had answered"
 
+#: The histories of so many vBuckets are told when records are asked for.
+_HISTORIES_AT_ONCE = 64
+
 #: Records in one request.
 RECORDS_AT_ONCE = 50
 
@@ -111,6 +114,9 @@ class TargetOwner(Protocol):
     def bucket_uuid(self) -> str:
         """Of our own data, 32 hex digits."""
 
+    def histories(self, numbers: Iterable[int]) -> dict[int, list[str]]:
+        """Return the newest vb_uuids of those of some vBuckets that the link sends."""
+
     @property
     def sender(self) -> ItemSource:
         """What sends its items."""
@@ -138,6 +144,7 @@ class Target(NodeSession):
         bucket_uuid: of its data, 32 hex digits; empty = it tells none.
         policy: how it resolves conflicts, as Couchbase names it; empty = it does not say.
         records: checkpoints of our source that it has, by vBucket.
+        others: checkpoints of other sources that share a history with ours: we were their replica.
         held: its active vBuckets; ``None`` = it does not say which.
         links: number of links that it has itself; ``None`` = it does not say.
     """
@@ -156,6 +163,7 @@ class Target(NodeSession):
         self.held: dict[int, Held] | None = {}
         self.bucket_uuid = self.policy = ""
         self.records: dict[int, list[Told]] = {}
+        self.others: dict[int, list[Told]] = {}
         self.links: int | None = None
         self._purged: dict[int, int] = {}
         self._untold: set[str] = set()
@@ -189,7 +197,9 @@ class Target(NodeSession):
             self.policy = reply.value.decode("latin-1")
 
     def _ask_for_records(self, found: dict[int, list[Told]], first: int) -> None:
-        asked = json.dumps({"source": self._owner.bucket_uuid, "first": first}).encode()
+        histories = self._owner.histories(range(first, first + _HISTORIES_AT_ONCE))
+        given = {"source": self._owner.bucket_uuid, "first": first, "histories": histories}
+        asked = json.dumps(given).encode()
         self._ask(Opcode.XDCR, partial(self._recorded, found, first), key=b"records", value=asked)
 
     def _recorded(self, found: dict[int, list[Told]], first: int, reply: ResponseFrame) -> None:
@@ -206,7 +216,14 @@ class Target(NodeSession):
         if isinstance(following, int) and first < following < VBUCKETS_MAX:
             self._ask_for_records(found, following)
             return
-        self.records = found
+        source = self._owner.bucket_uuid
+        self.records, self.others = (
+            {
+                number: [each for each in told if (each.source == source) is ours]
+                for number, told in found.items()
+            }
+            for ours in (True, False)
+        )
         self._has_told("records")
 
     def ask_for_links(self) -> None:
