@@ -151,8 +151,8 @@ def test_other_options_are_checked_before_the_state_is_opened(
 
 
 def test_a_place_that_is_none_is_refused() -> None:
-    with pytest.raises(MisuseError, match="'nowhere' is no node"):
-        UprClient("nowhere", Handler())
+    with pytest.raises(MisuseError, match="'no where' is no node"):
+        UprClient("no where", Handler())
 
 
 # --- how many vBuckets ----------------------------------------------------------------------------

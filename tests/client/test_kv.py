@@ -308,7 +308,7 @@ def test_a_place_where_nobody_listens_is_told() -> None:
     with pytest.raises(NodeError, match=r"no node answers at 127\.0\.0\.1:1: .*is it running\?"):
         KvClient("127.0.0.1:1")
     with pytest.raises(ConfigError, match="say HOST:PORT"):
-        KvClient("localhost")
+        KvClient("localhost:")
 
 
 def test_a_web_server_is_no_node(server: ServerProcess) -> None:

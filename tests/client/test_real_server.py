@@ -220,7 +220,7 @@ def test_metrics_and_positions_are_told_meanwhile(server: ServerProcess) -> None
 # --- the program is wrong -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("node", ["", "here", "here:", "here:x", "here:0", "here:65536", ":1"])
+@pytest.mark.parametrize("node", ["", "he re", "here:", "here:x", "here:0", "here:65536", ":1"])
 def test_what_is_no_node_is_told(node: str) -> None:
     with pytest.raises(MisuseError, match="HOST:PORT"):
         UprClient(node, Handler()).run()
