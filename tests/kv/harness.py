@@ -28,13 +28,19 @@ PULL_BYTES = 64 * 1024
 
 
 class ManualClock:
-    """Stands still until a test moves it."""
+    """Stands still until a test moves it.
+
+    Attributes:
+        time: what passes.
+        set_by: by how much the wall clock was set since it was right.
+    """
 
     def __init__(self) -> None:
         self.time = NOON
+        self.set_by = 0.0
 
     def now(self) -> float:
-        return self.time
+        return self.time + self.set_by
 
     def monotonic(self) -> float:
         return self.time

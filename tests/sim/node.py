@@ -460,7 +460,7 @@ class Node:
             self._page_soon()
 
     def _expire(self) -> None:
-        self._expire_slice(self.bucket.expirer.run(self.bucket.clock.now()))
+        self._expire_slice(self.bucket.expirer.run(self.bucket.steady.now()))
         self._after(self.settings.engine.expiry_interval_s, self._expire)
 
     def _expire_slice(self, steps: Iterator[None]) -> None:

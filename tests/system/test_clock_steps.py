@@ -14,7 +14,7 @@ from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
 from interop.wire import Wire, frame
 from tests.system import stepped_clock
-from tests.system.support import NOT_FOUND, OK, Client, stats, upr
+from tests.system.support import OK, Client, stats, upr
 
 HOUR_S = 3_600
 GETL, LEASE_ACQUIRE = 0x94, 0xE4
@@ -128,13 +128,23 @@ def test_a_lock_lasts_as_long_as_was_granted_whatever_the_wall_clock_does(
         server.stop()
 
 
-def test_a_document_expires_by_the_wall_clock(tmp_path: Path, clock: SteppedClock) -> None:
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S])
+def test_a_document_lives_for_as_long_as_it_was_given_whatever_the_wall_clock_does(
+    tmp_path: Path, clock: SteppedClock, step_s: int
+) -> None:
     with serving(tmp_path) as (server, client):
-        for key, expiry_s in ((b"minute", 60), (b"day", 86_400)):
+        for key, expiry_s in ((b"moment", 2), (b"minute", 60), (b"day", 86_400)):
             extras = struct.pack(">II", 0, expiry_s)
             assert client.send_all([frame(1, key, b"v", extras)])[0].status == OK
-        clock.step(HOUR_S)
-        assert dict(client.load([b"minute", b"day"])) == {b"minute": None, b"day": b"v"}
-        reply = client.send_all([frame(0, b"minute")])[0]
-        assert reply.status == NOT_FOUND
+        clock.step(step_s)
+        longer = {b"minute": b"v", b"day": b"v"}
+        assert dict(client.load(list(longer))) == longer
+
+        def is_over() -> bool:
+            return dict(client.load([b"moment"])) == {b"moment": None}
+
+        wait_until(is_over, "two seconds have passed", 10.0)
+        assert dict(client.load(list(longer))) == longer
+        assert stats(server.memcached)["vb_active_curr_items"] == "2"
+        assert f"event.clock_set seconds={step_s}" in server.log()
         server.stop()

@@ -108,7 +108,7 @@ class InterpretedQueueFront:
 class InterpretedAccountFront:
     """The counters of the memory account; see `engine.memory_account` for the attributes."""
 
-    __slots__ = ("by_timestamp", "last_cas", "timetable", "used", "write_limit")
+    __slots__ = ("back", "by_timestamp", "last_cas", "timetable", "used", "write_limit")
 
     def __init__(self, timetable: Any, by_timestamp: bool) -> None:
         self.used = 0
@@ -116,6 +116,7 @@ class InterpretedAccountFront:
         self.last_cas = 0
         self.by_timestamp = by_timestamp
         self.timetable = timetable
+        self.back = 0
 
     def mark_dirty(self, vbucket: Any) -> None:
         """Put a vBucket on the flusher's list; the caller has checked that it is not there."""

@@ -21,7 +21,7 @@ from uprmc.engine import terms
 from uprmc.engine.cas_clock import beyond, step
 from uprmc.engine.compaction import Compactor
 from uprmc.engine.evictor import Evictor
-from uprmc.engine.expiry import Expirer
+from uprmc.engine.expiry import RELATIVE_MAX_S, STEPS_MAX, Expirer, SteadyClock
 from uprmc.engine.failover_log import branched, last_complete_seqno
 from uprmc.engine.fetcher import Fetcher
 from uprmc.engine.flush import Waiter
@@ -90,6 +90,7 @@ class Bucket:
         self.settings = settings
         self.store = store
         self.clock = clock
+        self.steady = SteadyClock(clock)
         self.entropy = entropy
         self.vbuckets: dict[int, VBucket] = {}
         self.active: Numbered[VBucket] = Numbered()
@@ -383,7 +384,7 @@ class Bucket:
         be on disk later. A later flush calls `done` at once, and also deletes what is stored until
         its time comes.
         """
-        if at > self.clock.now():
+        if at > self.steady.now():
             self._flush_at = at
             done(True)
             return
@@ -393,16 +394,30 @@ class Bucket:
 
     def tick(self) -> None:
         """Do whatever is due; call it a few times a second."""
+        step = self.steady.look()
         now = self.clock.now()
+        if step:
+            self._clock_was_set(step, int(now))
         self.account.timeline.look(now, self.clock.monotonic())
         self.account.tell_time(now)
         self.watermarks.follow_clock()
         self.watermarks.tell_events()
-        if self._flush_at is not None and self._flush_at <= self.clock.now():
+        if self._flush_at is not None and self._flush_at <= self.steady.now():
             self._flush_at = None
             self._reset_all()
         self.expirer.bound()
         self.healer.tick(self.clock.monotonic())
+
+    def _clock_was_set(self, step: int, now: int) -> None:
+        """Let lifetimes that were given by the earlier time go on; see `expiry`."""
+        latest = now - step + RELATIVE_MAX_S
+        for vbucket in self.active.values():
+            vbucket.steps = [*vbucket.steps, (vbucket.high_seqno, step, latest)][-STEPS_MAX:]
+        self.account.back += max(0, -step)
+        if self._flush_at is not None and self._flush_at <= latest:
+            self._flush_at += step
+        self.expirer.begin_anew()
+        self.on_event("clock_set", {"seconds": step})
 
     @property
     def item_count(self) -> int:
@@ -418,7 +433,7 @@ class Bucket:
         uuid = self.entropy.uuid48()
         if not self.vbuckets:
             self.account.cas_step = step(uuid)
-        vbucket = VBucket(number, state, uuid, self.account, self.stats, self.clock)
+        vbucket = VBucket(number, state, uuid, self.account, self.stats, self.steady)
         self.vbuckets[number] = vbucket
         return vbucket
 

@@ -3,6 +3,12 @@
 An expired item is a miss at once. It becomes a deletion with a seqno when it is next accessed, or
 soon after it is due: every stream sees an expiry exactly once.
 
+Lifetimes count on monotonic time. A document has the Unix time at which it expires, by the wall
+clock that showed when it was stored; when that clock is set, every document of an active vBucket
+that may have been given a lifetime goes on living for the rest of it. The records stay as they are:
+the vBucket knows by how much the clock was set after which seqno (`History.due`). Only the process
+that stored a document knows that; after a restart, or at a promoted replica, the wall clock counts.
+
 Source: `reference/memcached.md` 4.1; `reference/systems.md` (f).
 """
 
@@ -16,6 +22,7 @@ from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.walk import slices
 from uprmc.model import VBucketState
+from uprmc.ports import Clock
 from uprmc.record import key_of
 
 #: Up to 30 days a number means "from now", above it is an absolute Unix time.
@@ -26,6 +33,13 @@ LONG_AGO = 1
 
 #: The timetable may have this many entries more than twice the number of documents.
 SPARE_ENTRIES = 100_000
+
+#: The clock was set if it is off by this much since the last look at it; expiry counts in seconds.
+STEP_LEAST_S = 1.0
+
+#: A vBucket knows so many steps of the clock. When there are more, it forgets the oldest, and the
+#: documents from before it expire by the time that their record says.
+STEPS_MAX = 64
 
 #: Documents looked at between two looks at the clock.
 _STEP_ENTRIES = 50
@@ -38,6 +52,30 @@ def absolute_expiry(exptime: int, now: float) -> int:
     if exptime < 0:
         return LONG_AGO
     return int(now) + exptime if exptime <= RELATIVE_MAX_S else exptime
+
+
+class SteadyClock:
+    """Unix time that goes on steadily from one `look` at the wall clock to the next.
+
+    Lifetimes begin and end by it, so that they see no step that the vBuckets have not heard of.
+    """
+
+    __slots__ = ("_offset", "_wall", "monotonic")
+
+    def __init__(self, clock: Clock) -> None:
+        self._wall = clock.now
+        self.monotonic = clock.monotonic
+        self._offset = clock.now() - clock.monotonic()
+
+    def now(self) -> float:
+        """Return Unix time in seconds."""
+        return self.monotonic() + self._offset
+
+    def look(self) -> int:
+        """Follow the wall clock; return by how many seconds it has been set since the last look."""
+        offset = self._wall() - self.monotonic()
+        step, self._offset = offset - self._offset, offset
+        return round(step) if abs(step) >= STEP_LEAST_S else 0
 
 
 class Expirer:
@@ -110,8 +148,9 @@ class Expirer:
             item = vbucket.table.find(key)
             if item is None or item.life or not item.expiry:
                 continue
-            if item.expiry <= now:
+            due = vbucket.due(item.expiry, item.seqno)
+            if due <= now:
                 vbucket.expire(item)
                 self._stats.expired_pager += 1
             else:
-                self.timetable.add(number, key, item.expiry)
+                self.timetable.add(number, key, due)

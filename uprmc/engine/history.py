@@ -77,6 +77,9 @@ class History(VBucketFront):
         expired: documents that have expired here since the node started, in any history.
         deletions: documents that were deleted or expired since this history began or the node
             started.
+        steps: how the wall clock was set while this was active: the seqno before which documents
+            were stored by the earlier time, the seconds by which it was set, and the latest time
+            that a lifetime could reach then.
     """
 
     __slots__ = (
@@ -98,6 +101,7 @@ class History(VBucketFront):
         "replaces",
         "reset_pending",
         "state",
+        "steps",
         "table",
         "term",
         "watchers",
@@ -132,6 +136,7 @@ class History(VBucketFront):
     def _start_history(self, log: FailoverLog) -> None:
         self.table = Table(self._account)
         self.locks: dict[bytes, tuple[int, float]] = {}
+        self.steps: list[tuple[int, int, int]] = []
         self.queue = self.queue.restarted()
         self.failover_log = log
         self.high_seqno = 0
@@ -184,6 +189,20 @@ class History(VBucketFront):
     def item_count(self) -> int:
         """Number of documents, including those whose expiry has not been noticed yet."""
         return len(self.table) - self.table.tombstones
+
+    def due(self, expiry: int, seqno: int) -> int:
+        """Return when a document expires by the present wall clock; 0 = never.
+
+        Args:
+            expiry: what its record says.
+            seqno: of the record.
+        """
+        for before, step, latest in self.steps:
+            if seqno <= before:
+                if not 0 < expiry <= latest:
+                    break  # it never was a lifetime
+                expiry = max(1, expiry + step)
+        return expiry
 
     # --- values that come and go ----------------------------------------------------------------
 

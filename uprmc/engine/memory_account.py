@@ -44,6 +44,8 @@ class MemoryAccount(AccountFront):
         conflict_rule: what decides between versions that were made at different places.
         by_timestamp: whether that is the time; for the hot path.
         timeline: tells which times are believed.
+        back: seconds by which the wall clock was set back, in all; a document that expires as much
+            later than now may have expired by the time at which it was stored.
         cas_step: distance of the next CAS from one that was received from another node.
         used: bytes of keys, values and bookkeeping in memory.
         dirty: each `VBucket` that has something for the flusher.

@@ -83,8 +83,10 @@ class VBucket(History):
         ``None`` means that there is something else to look at: it is gone or expired, its value is
         only on disk, or it has a datatype.
         """
-        _, kind, datatype, expiry, *_ = _unpack_front(record)
-        if kind & (LIFE_BITS | ABSENT) or datatype or (expiry and expiry <= self._now()):
+        _, kind, datatype, expiry, _, _, seqno = _unpack_front(record)
+        if kind & (LIFE_BITS | ABSENT) or datatype:
+            return None
+        if expiry and self.due(expiry, seqno) <= self._now():
             return None
         return self.table.note_read(key, record)
 
@@ -99,12 +101,20 @@ class VBucket(History):
         item = self.table.find(key)
         if item is None or item.life:
             return None
-        if item.expiry and item.expiry <= self._now():
+        if self.is_due(item):
             self._stats.expired_access += 1
             self._stats.get_expired += 1
             self.expire(item)
             return None
         return item
+
+    def is_due(self, item: Item) -> bool:
+        """Tell whether an item has expired."""
+        return bool(item.expiry) and self.due(item.expiry, item.seqno) <= self._now()
+
+    def is_live(self, item: Item) -> bool:
+        """Tell whether an item is a document that has not expired."""
+        return not item.life and not self.is_due(item)
 
     def visible_cas(self, key: bytes, cas: int) -> int:
         """Return the CAS that a reader may see of a document's: that of a locked one is hidden."""
@@ -180,7 +190,7 @@ class VBucket(History):
         self._check_lock(key, 0)
         record = self.table.get(key)
         assert record is not None
-        if old.expiry != expiry:
+        if self.due(old.expiry, old.seqno) != expiry:
             self._account.check_disk()
             record = self._accept(
                 key, old.value, old.flags, expiry, record, old.datatype, cas=old.cas
@@ -311,8 +321,8 @@ class VBucket(History):
     def _replace(self, old: Item, value: bytes) -> Item:
         """Accept another value of a document; everything was checked before."""
         key = old.key
-        present = self.table.get(key)
-        return unpack(self._accept(key, value, old.flags, old.expiry, present, old.datatype))
+        present, expiry = self.table.get(key), self.due(old.expiry, old.seqno)
+        return unpack(self._accept(key, value, old.flags, expiry, present, old.datatype))
 
     def _accept(
         self,
@@ -339,7 +349,7 @@ class VBucket(History):
         else:
             _, kind, _, due, _, rev, replaced = _unpack_front(old)
             rev += 1
-            if due and not kind & LIFE_BITS and due <= self._now():
+            if due and not kind & LIFE_BITS and self.due(due, replaced) <= self._now():
                 self._stats.get_expired += 1
             enters = expiry and (expiry < due or not due or kind & LIFE_BITS)
         record = (
@@ -385,7 +395,7 @@ class VBucket(History):
     def _check_store(self, key: bytes, old: Item | None, cas: int, mode: int) -> None:
         expired = False
         if old is not None and not old.life:
-            expired = 0 < old.expiry <= self._now()
+            expired = self.is_due(old)
         if old is None or old.life or expired:
             if cas or mode == StoreMode.REPLACE:
                 self._stats.get_expired += expired

@@ -167,7 +167,7 @@ class BinaryConversation(Conversation):
 
     def now(self) -> float:
         """Return Unix time in seconds."""
-        return self.bucket.clock.now()
+        return self.bucket.steady.now()
 
     def suspend(self) -> Callable[[], None]:
         """Make the commands behind this one wait; returns a function that ends the wait."""

@@ -88,7 +88,7 @@ class BinarySession(BinaryFrames):
             out,
             limit,
             self._mask if self.by_key else -1,
-            int(self.bucket.clock.now()),
+            int(self.bucket.steady.now()),
             self._max_store_body_bytes,
         )
 
@@ -98,8 +98,8 @@ class BinarySession(BinaryFrames):
         active, lookups = bucket.active.get, bucket.lookups.get
         mask = self._mask if self.by_key else -1
         max_body, unlocked = self._short_ways()
-        append, now, account = self._out.append, bucket.clock.now, bucket.account
-        expired = expiry_bytes(now())
+        append, now, account = self._out.append, bucket.steady.now, bucket.account
+        expired = expiry_bytes(now() + account.back)
         hit_head, get_head = _HIT_HEADS.get, _GET_HEAD
         get_form = _HIT_HEADS[get_head]
         unsent, limit = self._unsent, self._max_unsent

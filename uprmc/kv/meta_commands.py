@@ -94,19 +94,23 @@ def _tokens(
         elif wanted == b"h":
             tokens.append(b"h%d" % was_read)
         else:
-            tokens.append(wanted + b"%d" % _NUMBERS[wanted](item, bucket.clock.now()))
+            number = (
+                _seconds_left(vbucket, item, bucket.steady.now())
+                if wanted == b"t"
+                else _NUMBERS[wanted](item)
+            )
+            tokens.append(wanted + b"%d" % number)
     return tokens
 
 
-def _seconds_left(item: Item, now: float) -> int:
-    return max(0, item.expiry - int(now)) if item.expiry else -1
+def _seconds_left(vbucket: VBucket, item: Item, now: float) -> int:
+    return max(0, vbucket.due(item.expiry, item.seqno) - int(now)) if item.expiry else -1
 
 
-_NUMBERS: dict[bytes, Callable[[Item, float], int]] = {
-    b"f": lambda item, now: item.flags,
-    b"s": lambda item, now: len(item.value or b""),
-    b"t": _seconds_left,
-    b"l": lambda item, now: _NOT_KNOWN,
+_NUMBERS: dict[bytes, Callable[[Item], int]] = {
+    b"f": lambda item: item.flags,
+    b"s": lambda item: len(item.value or b""),
+    b"l": lambda item: _NOT_KNOWN,
 }
 
 
@@ -133,7 +137,7 @@ def debug(services: Services, words: list[bytes]) -> bytes:
         raise NotResident(vbucket.id, (line.key,))
     return b"ME %b exp=%d la=%d cas=%d fetch=%b cls=1 size=%d\r\n" % (
         line.sent_key,
-        _seconds_left(item, bucket.clock.now()),
+        _seconds_left(vbucket, item, bucket.steady.now()),
         _NOT_KNOWN,
         vbucket.visible_cas(item.key, item.cas),
         b"no" if item.nru else b"yes",
@@ -157,7 +161,7 @@ def get(services: Services, words: list[bytes]) -> bytes:
     was_read = item is not None and not item.nru
     if item is not None:
         item = _looked_at(bucket, vbucket, item, flags)
-        verdict = _verdict(bucket, item, flags, may_win=may_win)
+        verdict = _verdict(bucket, vbucket, item, flags, may_win=may_win)
     elif flags.vivify_ttl is None:
         operations.count_get(bucket.stats, hit=False)
         return b"" if flags.quiet else _reply(b"EN", _echoes(line))
@@ -187,7 +191,9 @@ def _looked_at(bucket: Bucket, vbucket: VBucket, item: Item, flags: MetaFlags) -
     return item
 
 
-def _verdict(bucket: Bucket, item: Item, flags: MetaFlags, *, may_win: bool) -> list[bytes]:
+def _verdict(
+    bucket: Bucket, vbucket: VBucket, item: Item, flags: MetaFlags, *, may_win: bool
+) -> list[bytes]:
     """Return whether the item is stale and who recomputes it; at most one client gets ``W``.
 
     That is one who may store what it recomputes.
@@ -196,7 +202,7 @@ def _verdict(bucket: Bucket, item: Item, flags: MetaFlags, *, may_win: bool) -> 
     ends_soon = (
         flags.recache_ttl is not None
         and item.expiry != 0
-        and item.expiry < _expiry(bucket, flags.recache_ttl)
+        and vbucket.due(item.expiry, item.seqno) < _expiry(bucket, flags.recache_ttl)
     )
     verdict: list[bytes] = []
     if marks & WON:
@@ -337,7 +343,7 @@ def _done(line: MetaLine, letters: bytes, bucket: Bucket, vbucket: VBucket, item
 
 
 def _expiry(bucket: Bucket, ttl: int) -> int:
-    return absolute_expiry(ttl, bucket.clock.now())
+    return absolute_expiry(ttl, bucket.steady.now())
 
 
 def _cas(flags: MetaFlags) -> int:

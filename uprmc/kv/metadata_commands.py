@@ -70,9 +70,9 @@ def get_meta(session: BinaryConversation, request: Request) -> None:
     if record is None:
         session.miss(request, with_key=False)
         return
-    _, kind, datatype, expiry, _, rev, _ = FRONT.unpack_from(record)
+    _, kind, datatype, expiry, _, rev, seqno = FRONT.unpack_from(record)
     cas, flags = TAIL.unpack_from(record, tail_at(record))
-    gone = bool(kind & LIFE_BITS) or 0 < expiry <= session.now()
+    gone = bool(kind & LIFE_BITS) or 0 < vbucket.due(expiry, seqno) <= session.now()
     if version == _WITH_DATATYPE:
         extras = GET_META_DATATYPE_REPLY_EXTRAS.pack(gone, flags, expiry, rev, datatype)
     else:

@@ -189,7 +189,7 @@ def mark_stale(bucket: Bucket, vbucket: VBucket, key: bytes, cas: int, expiry: i
         stats.delete_misses += 1
         raise KeyNotFound(key)
     assert old.value is not None
-    until = old.expiry if expiry is None else expiry
+    until = vbucket.due(old.expiry, old.seqno) if expiry is None else expiry
     try:
         return vbucket.store(key, old.value, old.flags, until, cas or old.cas, old.datatype)
     except (KeyExists, Locked):

@@ -141,7 +141,7 @@ def store(services: Services, line: StorageLine, value: bytes) -> bytes:
     try:
         vbucket = bucket.of_key(key)
         if line.command in _MODES:
-            expiry = absolute_expiry(line.exptime, bucket.clock.now())
+            expiry = absolute_expiry(line.exptime, bucket.steady.now())
             cas = compared_cas(line.cas) if line.command == b"cas" else 0
             mode = _MODES[line.command]
             operations.store(bucket, vbucket, key, value, line.flags, expiry, cas, mode=mode)
@@ -195,7 +195,7 @@ def _shift(services: Services, line: ArithmeticLine, *, down: bool) -> bytes:
 def touch(services: Services, line: TouchLine) -> bytes:
     """Give a document a new expiry time."""
     bucket = services.bucket
-    expiry = absolute_expiry(line.exptime, bucket.clock.now())
+    expiry = absolute_expiry(line.exptime, bucket.steady.now())
     operations.touch(bucket, bucket.of_key(line.key), line.key, expiry)
     return TOUCHED
 

@@ -115,7 +115,7 @@ class TextConversation(Conversation):
         return super()._halted()
 
     def _expiry(self, exptime: int) -> int:
-        return absolute_expiry(exptime, self._bucket.clock.now())
+        return absolute_expiry(exptime, self._bucket.steady.now())
 
     def _one(self, data: bytes, position: int) -> int:
         """Carry out the command at `position`.
@@ -373,7 +373,7 @@ class TextConversation(Conversation):
             if not line.noreply:
                 self._send(TEMPORARY_FAILURE)
             return
-        now = bucket.clock.now()
+        now = bucket.steady.now()
         at = absolute_expiry(line.number, now) if line.number > 0 else now
         if line.noreply:
             bucket.flush(at, _ignore)

@@ -108,19 +108,18 @@ def _wants_documents(classes: bytes) -> bool | None:
 
 def _dump(services: Services, line: Line, end: bytes) -> Iterator[bytes]:
     """Yield the lines of a slice in one piece, then nothing to let others have their turn."""
-    crawler, clock = services.control.crawler, services.bucket.clock
+    crawler = services.control.crawler
     if crawler.dumps >= DUMPS_MOST:
         yield CRAWLER_BUSY
         return
     crawler.dumps += 1
     try:
         for group in slices(list(services.bucket.active.values()), _LISTED_AT_ONCE):
-            now = clock.now()
             yield b"".join(
                 line(vbucket, item)
                 for vbucket, records in group
                 for item in map(unpack, records)
-                if not (item.life or 0 < item.expiry <= now)
+                if vbucket.is_live(item)
             )
             yield b""
         yield end
@@ -132,7 +131,7 @@ def _metadata(vbucket: VBucket, item: Item) -> bytes:
     """Show what is known, without the last access and the length of a value on disk."""
     return b"key=%b exp=%d la=0 cas=%d fetch=%b cls=%d size=%d\n" % (
         quote_from_bytes(item.key, safe="").encode(),
-        item.expiry or -1,
+        vbucket.due(item.expiry, item.seqno) or -1,
         vbucket.visible_cas(item.key, item.cas),
         b"no" if item.nru else b"yes",
         THE_SLAB_CLASS,

@@ -94,7 +94,7 @@ class TextSession(TextConversation):
             out,
             limit,
             self._mask,
-            int(self._bucket.clock.now()),
+            int(self._bucket.steady.now()),
             self._services.most_value_bytes(0),
         )
 

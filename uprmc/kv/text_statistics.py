@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import islice
 
+from uprmc.engine.vbucket import VBucket
 from uprmc.kv.door import require, require_statistics
 from uprmc.kv.services import Services, StatRows
 from uprmc.login.users import Role
@@ -84,20 +85,19 @@ def _cachedump(services: Services, words: list[bytes]) -> bytes:
         return ILLEGAL_SLAB
     most = min(limit or CACHEDUMP_MOST, CACHEDUMP_MOST) if number == THE_SLAB_CLASS else 0
     lines = [
-        b"ITEM %b [%d b; %d s]\r\n" % (item.key, len(item.value or b""), item.expiry)
-        for item in islice(_listed_items(services), most)
+        b"ITEM %b [%d b; %d s]\r\n"
+        % (item.key, len(item.value or b""), vbucket.due(item.expiry, item.seqno))
+        for vbucket, item in islice(_listed_items(services), most)
     ]
     return b"".join(lines) + END
 
 
-def _listed_items(services: Services) -> Iterator[Item]:
+def _listed_items(services: Services) -> Iterator[tuple[VBucket, Item]]:
     """Yield documents that a line can show; the length of a value on disk is not known (0)."""
-    now = services.bucket.clock.now()
     for vbucket in services.bucket.active.values():
         for item in vbucket.table.versions():
-            expired = 0 < item.expiry <= now
-            if not (item.life or expired or b"\n" in item.key):
-                yield item
+            if vbucket.is_live(item) and b"\n" not in item.key:
+                yield vbucket, item
 
 
 _OWN_STATISTICS: dict[bytes, Callable[[Services, list[bytes]], bytes]] = {

@@ -201,7 +201,7 @@ def get_replica(session: BinaryConversation, request: Request) -> None:
     if vbucket is None or vbucket.state != VBucketState.REPLICA:
         raise NotMyVBucket(request.number)
     item = vbucket.metadata(request.key)
-    if item is None or not _is_live(item, session.now()):
+    if item is None or not vbucket.is_live(item):
         session.reply(request, Status.KEY_NOT_FOUND)
         return
     if item.value is None:
@@ -231,10 +231,8 @@ def get_keys(session: BinaryConversation, request: Request) -> None:
     vbucket = session.locate(request)
     count = GET_KEYS_EXTRAS.unpack(request.extras)[0] if request.extras else _KEYS_DEFAULT
     count = min(count, session.services.settings.max_listed_keys)
-    first, now = request.key, session.now()
-    keys = (
-        item.key for item in vbucket.table.versions() if item.key >= first and _is_live(item, now)
-    )
+    first, is_live = request.key, vbucket.is_live
+    keys = (item.key for item in vbucket.table.versions() if item.key >= first and is_live(item))
     session.reply(request, value=encode_keys(nsmallest(count, keys)))
 
 
@@ -243,7 +241,7 @@ def random_key(session: BinaryConversation, request: Request) -> None:
     bucket = session.bucket
     if not bucket.traffic:
         raise TemporaryFailure("clients are not admitted")
-    chosen = _any_document(bucket, session.now())
+    chosen = _any_document(bucket)
     if chosen is None:
         session.reply(request, Status.KEY_NOT_FOUND)
         return
@@ -264,14 +262,14 @@ def random_key(session: BinaryConversation, request: Request) -> None:
     bucket.fetcher.want([(vbucket.id, item.key)], answer)
 
 
-def _any_document(bucket: Bucket, now: float) -> tuple[VBucket, Item] | None:
+def _any_document(bucket: Bucket) -> tuple[VBucket, Item] | None:
     filled = [vbucket for vbucket in bucket.active.values() if vbucket.item_count]
     if not filled:
         return None
     number, start = divmod(bucket.entropy.uuid48(), len(filled))
     for vbucket in filled[start:] + filled[:start]:
         for item in _from(vbucket, number % min(len(vbucket.table), _RANDOM_DEPTH)):
-            if _is_live(item, now):
+            if vbucket.is_live(item):
                 return vbucket, item
     return None
 
@@ -280,10 +278,6 @@ def _from(vbucket: VBucket, depth: int) -> Iterator[Item]:
     """Yield every item once, beginning at that index."""
     records = vbucket.table.records
     return map(unpack, chain(islice(records(), depth, None), islice(records(), depth)))
-
-
-def _is_live(item: Item, now: float) -> bool:
-    return not item.life and not (item.expiry and item.expiry <= now)
 
 
 def _send_document(session: BinaryConversation, request: Request, item: Item, cas: int) -> None:

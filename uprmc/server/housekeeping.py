@@ -144,4 +144,4 @@ class Housekeeping:
             yield
 
     def _expire(self) -> Iterator[None]:
-        return self._bucket.expirer.run(self._bucket.clock.now())
+        return self._bucket.expirer.run(self._bucket.steady.now())

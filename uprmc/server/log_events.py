@@ -126,6 +126,10 @@ EVENTS = {
         "A registered client was set or removed by `uprmc watermarks`: the first of the vBuckets "
         "and all of them, id, what was done."
     ),
+    "event.clock_set": _warn(
+        "The wall clock of this machine was set, and by how many seconds: documents keep the rest "
+        "of the time that they were given, and what is stored from then on has the new time."
+    ),
     "event.purge": _info(
         "Deletions of a vBucket were purged: its purge seqno before and after that, how many were "
         "dropped, and what keeps the others: the id of a watermark, `disk`, `source`, or nothing."

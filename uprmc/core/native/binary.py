@@ -167,7 +167,7 @@ def _serve(
                 position = end
                 continue
             if not record.startswith(READ_PLAIN_FOREVER):
-                found = readable(table, record, now)
+                found = readable(table, record, now + i64(served.account.back))
                 if found is None:
                     break
                 record = found

@@ -127,6 +127,7 @@ class AccountFront:
         self.by_timestamp = by_timestamp
         self.timetable: Any = timetable
         self.told: float = 0.0
+        self.back: int = 0
 
     def mark_dirty(self, vbucket: Any) -> None:
         """See `uprmc.core.fronts.AccountFront`."""

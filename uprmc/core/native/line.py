@@ -42,7 +42,7 @@ class Line:
         self.account: AccountFront = serving.account
         self.locks: Any = bucket.account
         self.clock: Any = bucket.clock
-        self.now: Any = bucket.clock.now
+        self.now: Any = bucket.steady.now
         self.stats: Any = bucket.stats
 
     def exchange(self) -> bytes | None:

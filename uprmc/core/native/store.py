@@ -202,7 +202,7 @@ def accept(
         if i64(old[1]) & GONE_BITS:
             return -1
         due = u32_at(old, 3)
-        if due and due <= now:
+        if due and due <= now + i64(account.back):
             return -1
         if wanted and read_i64_be(old, tail_of(old)) != wanted:
             return -1

@@ -96,7 +96,7 @@ class TextServing(Serving):
         if length > COPIED_BYTES:
             return -1
         if not record.startswith(READ_PLAIN_FOREVER):
-            found = readable(table, record, now)
+            found = readable(table, record, now + i64(self.account.back))
             if found is None:
                 return -1
             record = found
