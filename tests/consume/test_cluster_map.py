@@ -34,6 +34,8 @@ def test_a_map_tells_nodes_and_how_many_vbuckets() -> None:
 def test_terms_are_told_where_the_map_has_them() -> None:
     found = _map(terms=[3, 0, "x", 7])
     assert [found.term(number) for number in range(4)] == [3, 0, 0, 0]
+    found = _map(terms=[2**63 - 1, 2**63, -1])
+    assert [found.term(number) for number in range(3)] == [2**63 - 1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,8 @@ def test_the_largest_map_is_one_and_a_refusal_is_none() -> None:
         (["$HOST:1", "b:2"], "[::1]:7", ["[::1]:1", "b:2"]),
         (["$HOST:1", "b:2"], "unix:/a", ["b:2"]),
         (["a:1", "a:1", 5], "a:1", ["a:1"]),
+        (["a", "b:0", "b:65536", "", "unix:/x", "[::1]", "c:2"], "a:1", ["c:2"]),
+        ([f"a:{port}" for port in range(1, 1_100)], "a:1", [f"a:{n}" for n in range(1, 1_025)]),
         ([], "a:1", []),
     ],
 )

@@ -90,6 +90,18 @@ def _undo_nothing(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(HttpPost, "undo", lambda *_: None)
 
 
+def _say_nothing_of_what_is_void(patch: pytest.MonkeyPatch) -> None:
+    """Tell readers only of what they are to drop as a whole."""
+    for sink in (HttpPost, JsonFile):
+        whole = sink.rollback
+
+        def rollback(self: Any, vbucket: int, seqno: int, whole: Any = whole) -> None:
+            if not seqno:
+                whole(self, vbucket, seqno)
+
+        patch.setattr(sink, "rollback", rollback)
+
+
 def _wait_for_no_broker(patch: pytest.MonkeyPatch) -> None:
     """Save positions while records are on their way."""
     patch.setattr(Kafka, "durable", lambda _: None)
@@ -101,6 +113,8 @@ def _wait_for_no_broker(patch: pytest.MonkeyPatch) -> None:
         (_cut_no_file, "jsonl", 0.05, "torn|lines came twice|a reader of jsonl"),
         (_write_rows_late, "sqlite", 0.05, "a reader of sqlite has"),
         (_undo_nothing, "http", 0.0, "a reader of http has"),
+        (_say_nothing_of_what_is_void, "jsonl", 0.05, "a reader of jsonl was never told|twice"),
+        (_say_nothing_of_what_is_void, "http", 0.05, "a reader of http was never told"),
         (_wait_for_no_broker, "kafka", 0.05, "a reader of kafka has"),
     ],
 )

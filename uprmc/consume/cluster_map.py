@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from uprmc.consume.ranges import VBUCKETS_MAX
+from uprmc.model import TERM_MAX
 from uprmc.places import parsed
 from uprmc.protocol.header import ResponseFrame
 
@@ -30,6 +31,9 @@ _KV = ("kv", "kvSSL")
 
 #: What a node without a map tells its number of vBuckets by.
 COUNT_GROUP, _COUNT = "config", "ep_max_vbuckets"
+
+#: Of a map with more nodes the first ones are used.
+_SERVERS_MAX = 1_024
 
 _NONE = -1
 
@@ -68,12 +72,12 @@ class ClusterMap(NamedTuple):
             pairs = zip(self.outside, servers, strict=True)
             servers = tuple(outside or server for outside, server in pairs)
         found = []
-        for number, server in enumerate(servers):
+        for number, server in enumerate(servers[:_SERVERS_MAX]):
             if number == self.this:
                 found.append(dialled)
-            elif server and (host or _HOST not in server):
+            elif host or _HOST not in server:
                 found.append(server.replace(_HOST, host))
-        return list(dict.fromkeys(found))
+        return [each for each in dict.fromkeys(found) if each == dialled or _is_place(each)]
 
 
 def map_of(answer: ResponseFrame) -> ClusterMap | None:
@@ -93,7 +97,9 @@ def map_of(answer: ResponseFrame) -> ClusterMap | None:
     if not 0 < count <= VBUCKETS_MAX:
         return None
     this, outside = _described(whole, servers)
-    known = tuple(each if type(each) is int else 0 for each in terms[:count])
+    known = tuple(
+        each if type(each) is int and 0 <= each <= TERM_MAX else 0 for each in terms[:count]
+    )
     uuid = whole.get("uuid", "")
     return ClusterMap(
         count, servers, known, this, outside, uuid[:64] if isinstance(uuid, str) else ""
@@ -131,15 +137,19 @@ def _outside(entry: Mapping[str, Any]) -> str:
     if not isinstance(host, str) or not ports:
         return ""
     place = f"[{host}]:{ports[0]}" if ":" in host and "[" not in host else f"{host}:{ports[0]}"
-    with suppress(ValueError):
-        parsed(place)
-        return place
-    return ""
+    return place if _is_place(place) else ""
 
 
 def _ports(entry: Mapping[str, Any], name: str) -> list[int]:
     told = _dict(entry.get(name))
     return [told[each] for each in _KV if type(told.get(each)) is int]
+
+
+def _is_place(text: str) -> bool:
+    """Tell whether this is HOST:PORT; a map names no sockets of this machine."""
+    with suppress(ValueError):
+        return not parsed(text).path
+    return False
 
 
 def _host(place: str) -> str:
