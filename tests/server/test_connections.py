@@ -9,6 +9,7 @@ import pytest
 from twisted.internet.task import Clock
 
 from tests.server.support import EchoSession, FloodSession, Node
+from uprmc.config import build
 from uprmc.server import connections
 from uprmc.server.connections import (
     RESERVED_FILES,
@@ -17,6 +18,7 @@ from uprmc.server.connections import (
     raise_file_limit,
     share_of_files,
 )
+from uprmc.server.http import MAX_CLIENTS, reserved_files
 from uprmc.server.slices import LongWork
 
 
@@ -147,10 +149,39 @@ def test_a_soft_limit_that_is_low_is_raised_to_what_is_needed(monkeypatch) -> No
 def test_a_hard_limit_in_the_way_lowers_the_number_of_connections(
     monkeypatch, lines: io.StringIO
 ) -> None:
-    limits = Limits(monkeypatch, 256, 99 + RESERVED_FILES)
-    assert raise_file_limit(100) == 99
-    assert limits.now[0] == 99 + RESERVED_FILES
+    limits = Limits(monkeypatch, 256, 999 + RESERVED_FILES)
+    assert raise_file_limit(1_000) == 999
+    assert limits.now[0] == 999 + RESERVED_FILES
     assert "warn  connections.file_limit_low" in lines.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("files", "wanted", "fitting"),
+    [(512, 100, 100), (512, 353, 352), (256, 100, 100), (256, 129, 128), (20, 100, 10), (1, 5, 1)],
+)
+def test_of_few_files_at_least_half_are_for_clients(
+    monkeypatch: pytest.MonkeyPatch, files: int, wanted: int, fitting: int
+) -> None:
+    Limits(monkeypatch, files, files)
+    assert raise_file_limit(wanted) == fitting
+
+
+@pytest.mark.parametrize(
+    ("changes", "reserved"),
+    [
+        ({"server.http": "off"}, RESERVED_FILES),
+        ({}, RESERVED_FILES + MAX_CLIENTS + 16 + 64 + 32 + 2 * 16),
+        (
+            {"http.change_readers": 0, "http.event_readers": 0, "http.viewers": 0},
+            RESERVED_FILES + MAX_CLIENTS,
+        ),
+    ],
+)
+def test_what_is_reserved_follows_what_is_switched_on(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], reserved: int
+) -> None:
+    Limits(monkeypatch, 10_000, 10_000)
+    assert reserved_files(build(changes)) == reserved
 
 
 def test_no_limit_is_no_limit(monkeypatch) -> None:

@@ -136,9 +136,9 @@ class HttpSettings:
         return self.change_readers + self.event_readers + self.viewers
 
     @property
-    def files(self) -> int:
-        """How many descriptors they take: a reader of changes has a stream of its own, too."""
-        return self.readers + 2 * self.change_readers
+    def stream_files(self) -> int:
+        """How many descriptors streams of the node to its own readers of changes take."""
+        return 2 * self.change_readers
 
 
 @dataclass(frozen=True, slots=True)

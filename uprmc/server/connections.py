@@ -24,9 +24,9 @@ from uprmc.server.slices import InSlices, LongWork
 TICK_S = 1.0
 REJECTION_LOG_S = 10.0
 
-#: Descriptors that are not client connections: files, listeners, HTTP without its readers that
-#: stay, replication, spare ones.
-RESERVED_FILES = 512
+#: Descriptors that every node needs beside client connections: its files and listeners (20), peers
+#: that are told that there are too many (64), connections to other nodes, spare ones.
+RESERVED_FILES = 160
 
 _log = Log("connections")
 
@@ -89,6 +89,7 @@ class Connections:
 
     Attributes:
         limit: connections allowed at a time.
+        reserved_files: descriptors that are kept for other things.
         buffers: what they hold, all together.
         op_times: how long commands took.
         total: connections accepted since the start.
@@ -108,6 +109,7 @@ class Connections:
         stats: Stats | None = None,
     ) -> None:
         self.limit = limit
+        self.reserved_files = RESERVED_FILES
         self.op_times = OpTimes(stats or Stats(), lambda: self.heard)
         self.buffers = Buffers(buffer_bytes, monotonic)
         self.total = self.heard = 0
@@ -249,18 +251,18 @@ class Connections:
         emptied.callback(None)
 
 
-def raise_file_limit(connections: int, readers: int = 0) -> int:
+def raise_file_limit(connections: int, reserved: int = RESERVED_FILES) -> int:
     """Raise this process's soft limit of open files towards what `connections` need.
 
     Args:
         connections: that may be open.
-        readers: descriptors of readers over HTTP, besides.
+        reserved: descriptors for whatever else is switched on.
 
     Returns:
         how many connections fit now: `connections`, or fewer when the hard limit is in the way,
-        which is also logged. It is the limit to give to `Connections`.
+        which is also logged; half of few files are theirs all the same. It is the limit to give to
+        `Connections`.
     """
-    reserved = RESERVED_FILES + readers
     needed = connections + reserved
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if _at_least(soft, needed):
@@ -269,7 +271,9 @@ def raise_file_limit(connections: int, readers: int = 0) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     if _at_least(soft, needed):
         return connections
-    fitting = max(1, soft - reserved)
+    fitting = max(1, soft - reserved, soft // 2)
+    if fitting >= connections:
+        return connections
     _log.warn("file_limit_low", files=soft, wanted=needed, max_connections=fitting)
     return fitting
 

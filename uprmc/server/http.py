@@ -23,12 +23,12 @@ from twisted.web import http
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from uprmc.config import HttpSettings, ServerSettings
+from uprmc.config import HttpSettings, ServerSettings, Settings
 from uprmc.errors import InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Exposition, Metric
 from uprmc.places import parsed
 from uprmc.server.access import Access
-from uprmc.server.connections import share_of_files
+from uprmc.server.connections import RESERVED_FILES, share_of_files
 from uprmc.server.endless import Admit, Endless
 from uprmc.server.http_gate import OPEN_PATHS, gate, role_of_page
 from uprmc.server.listener import Listener, listen
@@ -292,6 +292,17 @@ def _static(name: str, content_type: str) -> Page:
     return lambda _: (http.OK, content_type, body)
 
 
+def _clients_max(settings: HttpSettings) -> int:
+    return share_of_files(MAX_CLIENTS + settings.readers, FILES_PART)
+
+
+def reserved_files(settings: Settings) -> int:
+    """Return how many descriptors a node needs beside client connections, by what is on."""
+    if settings.server.http == "off":
+        return RESERVED_FILES
+    return RESERVED_FILES + _clients_max(settings.http) + settings.http.stream_files
+
+
 def node_site(
     view: NodeView,
     reactor: Any,
@@ -302,14 +313,13 @@ def node_site(
     hosts: KnownHosts | None = None,
 ) -> LimitedSite:
     """Return the site of one node."""
-    readers = (settings or HttpSettings()).readers
     pages = Pages(view, endless, work)
     return LimitedSite(
         cast(IResource, _Root(pages)),
         reactor,
         hint=lambda: _WRONG_LISTENER + pages.listeners().encode(),
         request_s=REQUEST_S,
-        clients_max=share_of_files(MAX_CLIENTS + readers, FILES_PART),
+        clients_max=_clients_max(settings or HttpSettings()),
         body_max=MAX_BODY_BYTES,
         line_max=MAX_LINE_BYTES,
         account=account,

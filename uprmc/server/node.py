@@ -44,7 +44,7 @@ from uprmc.server.event_stream import EventStream
 from uprmc.server.events import Events
 from uprmc.server.health import Health
 from uprmc.server.housekeeping import Housekeeping
-from uprmc.server.http import known_hosts, listen_http
+from uprmc.server.http import known_hosts, listen_http, reserved_files
 from uprmc.server.index_driver import IndexDriver
 from uprmc.server.listener import Listener, listen, listen_private
 from uprmc.server.live import Live
@@ -127,10 +127,12 @@ class Node:
         self.warmup_s = 0.0
         self.verbosity = 0
         self.origins: dict[str, str] = {}
-        limit = raise_file_limit(settings.server.max_connections, settings.http.files)
+        reserved = reserved_files(settings)
+        limit = raise_file_limit(settings.server.max_connections, reserved)
         self.connections = Connections(
             limit, self._clock.monotonic, settings.server.buffer_bytes, self.bucket.stats
         )
+        self.connections.reserved_files = reserved
         self._work = LongWork(reactor, collector.tend)
         self.statistics = Statistics(self)
         life = f"{entropy.uuid48():012x}"

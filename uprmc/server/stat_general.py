@@ -17,7 +17,6 @@ from uprmc.engine.stats import MEMCACHEDS
 from uprmc.kv.services import StatGroup
 from uprmc.model import ConflictRule, VBucketState
 from uprmc.server import stat_node
-from uprmc.server.connections import RESERVED_FILES
 from uprmc.server.observed import ObservedNode
 
 #: memcached counts these; here they cannot happen, or are counted under another name.
@@ -143,7 +142,7 @@ def _memcached(node: ObservedNode) -> StatGroup:
     slots = int(entries / _FILLING)
     return [
         ("connection_structures", str(node.connections.current)),
-        ("reserved_fds", str(RESERVED_FILES + node.settings.http.files)),
+        ("reserved_fds", str(node.connections.reserved_files)),
         ("conn_yields", str(node.connections.yields)),
         ("read_buf_count", str(buffers.receiving)),
         ("read_buf_bytes", str(buffers.received)),
