@@ -255,6 +255,29 @@ def serve_command() -> list[str]:
     return shlex.split(replaced) if replaced else [sys.executable, "-m", "uprmc", "serve"]
 
 
+#: Options that are other words for a setting.
+_SETTINGS = {
+    **{f"--{name}": f"server.{name}" for name in ("memcached", "upr", "http", "views")},
+    "--vbuckets": "engine.vbuckets",
+    "--memory": "memory.quota",
+    "--no-sync": "--sync",
+}
+
+
+def last_of_each(options: Sequence[str]) -> list[str]:
+    """What was said last of each option and each setting: the server wants each once."""
+    found: dict[str, list[str]] = {}
+    words = list(options)
+    while words:
+        option, value = words.pop(0), []
+        if words and not words[0].startswith("-"):
+            value = [words.pop(0)]
+        name = value[0].partition("=")[0] if option == "--set" else _SETTINGS.get(option, option)
+        found.pop(name, None)
+        found[name] = [option, *value]
+    return [word for said in found.values() for word in said]
+
+
 def start_uprmc(
     data: Path,
     *options: str,
@@ -264,7 +287,8 @@ def start_uprmc(
     """Start ``uprmc serve`` on a data directory, free ports, and wait for its ready line."""
     listeners = ["--memcached", memcached, "--upr", ANY_PORT, "--http", ANY_PORT]
     listeners += ["--set", f"server.views={ANY_PORT}"]
-    command = [*serve_command(), "--data", str(data), *listeners, *options]
+    said = last_of_each(["--data", str(data), *listeners, *options])
+    command = [*serve_command(), *said]
     environment = {
         name: value
         for name, value in os.environ.items()

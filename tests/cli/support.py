@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from interop.nursery import run
-from interop.server_process import ANY_PORT
+from interop.server_process import ANY_PORT, last_of_each
 
 TIMEOUT_S = 60
 
@@ -48,6 +48,7 @@ def uprmc(*arguments: object, environment: Mapping[str, str] | None = None) -> E
     )
 
 
-def listeners() -> list[str]:
-    """Options that let every listener pick a free port."""
-    return ["--memcached", ANY_PORT, "--upr", ANY_PORT, "--http", ANY_PORT, "--views", "off"]
+def listeners(*options: object) -> list[str]:
+    """Options that let every listener pick a free port, but those that `options` name."""
+    free = ["--memcached", ANY_PORT, "--upr", ANY_PORT, "--http", ANY_PORT, "--views", "off"]
+    return last_of_each([*free, *map(str, options)])

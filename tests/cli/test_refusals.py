@@ -175,7 +175,7 @@ def test_a_directory_in_use_another_vbucket_count_and_a_taken_port_are_refused(
         said = uprmc("serve", "--data", data, *listeners()).refused()
         assert str(data) in said
         place = str(first.memcached)
-        other = ["--data", tmp_path / "other", *listeners(), "--memcached", place]
+        other = ["--data", tmp_path / "other", *listeners("--memcached", place)]
         said = uprmc("serve", *other).refused()
         assert said.startswith(f"server.memcached: cannot listen on {place}: Address already in")
         assert said.endswith(f" (pid {first.pid}); say --memcached with another port")
@@ -196,7 +196,7 @@ def test_a_refused_start_leaves_the_directory_clean(tmp_path: Path) -> None:
         server.stop()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        uprmc("serve", "--data", tmp_path, *listeners(), "--upr", f"127.0.0.1:{port}").refused()
+        uprmc("serve", "--data", tmp_path, *listeners("--upr", f"127.0.0.1:{port}")).refused()
     with start_uprmc(tmp_path) as server:
         ended = uprmc("stats", "failovers", "0", "--json", "--node", server.upr)
         assert '"vb_0:num_entries": "1"' in ended.out
@@ -217,4 +217,4 @@ def test_other_refusals_of_places_and_files(tmp_path: Path) -> None:
         (["--data", file], str(file)),
     ):
         data = [] if "--data" in options else ["--data", tmp_path / "data"]
-        assert said in uprmc("serve", *data, *listeners(), *options).refused()
+        assert said in uprmc("serve", *data, *listeners(*options)).refused()

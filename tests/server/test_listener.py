@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,14 @@ from tests.server.support import EchoSession, FloodSession, Loop, Node, pattern
 from uprmc.errors import ConfigError, UprmcError
 from uprmc.places import Place
 from uprmc.server.address_holder import who_has_path, who_has_port
-from uprmc.server.listener import CannotListen, EndpointPlace, Listener, parse_place
+from uprmc.server.listener import (
+    CannotListen,
+    EndpointPlace,
+    Listener,
+    UnixPlace,
+    parse_place,
+    several,
+)
 from uprmc.server.listener import listen as listen_for
 from uprmc.server.transport import DirectServer
 
@@ -27,8 +35,9 @@ from uprmc.server.transport import DirectServer
         ("cache-1.example:80", Place("cache-1.example", 80)),
         ("[::1]:11211", Place("::1", 11211)),
         ("[fe80::1%eth0]:1", Place("fe80::1%eth0", 1)),
-        ("unix:/run/uprmc.sock", EndpointPlace("unix:/run/uprmc.sock")),
-        ("unix:relative:mode=660", EndpointPlace("unix:relative:mode=660")),
+        ("unix:/run/uprmc.sock", UnixPlace("/run/uprmc.sock")),
+        ("unix:relative:mode=660", UnixPlace("relative", 0o660)),
+        ("unix:/a\\:b:backlog=7:mode=0777", UnixPlace("/a:b", 0o777, 7)),
         ("tcp:0:interface=127.0.0.1", EndpointPlace("tcp:0:interface=127.0.0.1")),
         ("tcp6:0", EndpointPlace("tcp6:0")),
         ("systemd:domain=INET:index=0", EndpointPlace("systemd:domain=INET:index=0")),
@@ -56,6 +65,11 @@ def test_places_are_told_apart(text: str, place: object) -> None:
         ("127.0.0.1:-1", "is no listener"),
         ("::1:11211", "is no listener"),
         ("/run/socket", "is no listener"),
+        ("unix:", "is no listener: say unix:/path, or unix:/path:mode=660"),
+        ("unix:/x:lockfile=0", "is no listener: say unix:/path"),
+        ("unix:/x:mode=888", "'888' are no permissions in octal"),
+        ("unix:/x:mode", "'' are no permissions in octal"),
+        ("unix:/x:backlog=many", "is no listener"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_reason_and_the_name(
@@ -125,6 +139,96 @@ def test_a_unix_socket_serves_and_is_gone_after_stop(loop: Loop, tmp_path: Path)
     assert [info.peer for info in served.node.connections.infos()] == ["unix"]
     served.stop()
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("127.0.0.1:1", ["127.0.0.1:1"]),
+        ("127.0.0.1:1, [::1]:1,127.0.0.1:1", ["127.0.0.1:1", "[::1]:1"]),
+        ("unix:/a,b", ["unix:/a,b"]),
+        ("tcp:1:interface=h,x", ["tcp:1:interface=h,x"]),
+    ],
+)
+def test_a_setting_may_name_several_addresses(text: str, found: list[str]) -> None:
+    assert several(text) == found
+
+
+@pytest.mark.parametrize(("more", "mode"), [("", 0o700), (":mode=660", 0o660)])
+def test_a_unix_socket_is_for_its_user_unless_it_says_otherwise(
+    loop: Loop, tmp_path: Path, more: str, mode: int
+) -> None:
+    path = tmp_path / "socket"
+    served = Served(loop, f"unix:{path}{more}")
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+    served.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def left_by_a_killed_node(path: Path) -> None:
+    """Leave a socket at which nobody listens."""
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+        dead.listen()
+
+
+@pytest.mark.parametrize("lock", ["", "file", "link", "dangling"])
+def test_a_socket_that_was_left_behind_is_taken_whoever_its_lock_names(
+    loop: Loop, tmp_path: Path, lock: str
+) -> None:
+    path = tmp_path / "socket"
+    left_by_a_killed_node(path)
+    beside = tmp_path / "socket.lock"
+    if lock == "file":
+        beside.write_text(f"{os.getpid()}\n")
+    elif lock:
+        beside.symlink_to(str(os.getpid() if lock == "link" else 2**22))
+    served = Served(loop, f"unix:{path}")
+    client = loop.client(served.listener.address)
+    client.socket.send(b"hello")
+    assert client.read(5) == b"hello"
+    served.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_unix_socket_in_use_is_left_alone(loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    served = Served(loop, f"unix:{path}")
+    before = path.stat().st_ino
+    assert "Address already in use" in refusal(loop, f"unix:{path}")
+    assert path.stat().st_ino == before
+    client = loop.client(served.listener.address)
+    client.socket.send(b"hello")
+    assert client.read(5) == b"hello"
+    served.stop()
+
+
+def test_a_stranger_at_a_unix_socket_is_told_by_its_answer(loop: Loop, tmp_path: Path) -> None:
+    """It knows nothing of our lock."""
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        said = refusal(loop, f"unix:{path}")
+        assert f"(pid {os.getpid()}); say --upr with another path" in said
+        assert path.exists()
+    assert [each.name for each in tmp_path.iterdir()] == ["socket"]
+
+
+def test_what_is_no_socket_is_not_removed(loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("precious")
+    assert "Address already in use" in refusal(loop, f"unix:{path}")
+    assert path.read_text() == "precious"
+
+
+def test_who_stops_removes_no_socket_of_another_one(loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    served = Served(loop, f"unix:{path}")
+    path.unlink()
+    left_by_a_killed_node(path)
+    served.stop()
+    assert path.exists()
 
 
 def test_an_ssl_endpoint_serves(loop: Loop, tmp_path: Path) -> None:

@@ -309,7 +309,7 @@ def test_plain_ports_can_be_made_direct_and_others_are_left_alone(loop: Loop) ->
     assert plain.transport is DirectServer
     assert tcp.Port.transport is tcp.Server
     assert DirectPort.transport is DirectServer
-    by_path = unix.Port("/somewhere", factory, reactor=loop.reactor)
+    by_path = unix.Port(b"/somewhere", factory, reactor=loop.reactor)
     send_directly(by_path)
     assert by_path.transport is DirectUnixServer
     assert unix.Port.transport is unix.Server

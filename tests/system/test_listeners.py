@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
 import ssl
+import stat
 import urllib.request
+from contextlib import ExitStack
 from pathlib import Path
 
+import pytest
 from pymemcache.client.base import Client as Pymemcache
 
-from interop.server_process import start_uprmc
+from interop.server_process import Address, serve_command, start_uprmc
 from interop.waiting import wait_until
 from interop.wire import GET, NOOP, OK, SET, Wire, frame, split_replies, store
 from tests.server.certificates import make_certificate
@@ -95,6 +101,52 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
         assert int(last.statistics()[b"rejected_connections"]) >= 2
         last.close()
         server.stop()
+
+
+def test_a_killed_node_starts_again_on_its_unix_sockets(tmp_path: Path) -> None:
+    """Whatever the lock files say: in a container the pid of the last node is the next one's."""
+    places = {name: f"unix:{tmp_path / name}" for name in ("memcached", "upr", "http")}
+    options = ["--upr", places["upr"], "--http", places["http"], "--vbuckets", "4"]
+    for _ in range(2):
+        with start_uprmc(tmp_path / "data", *options, memcached=places["memcached"]) as server:
+            for name in places:
+                assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o700
+            with Client(server.memcached) as client:
+                client.store({b"k": b"v"})
+            server.kill()
+        for name in places:
+            assert (tmp_path / name).exists()
+            lock = tmp_path / f"{name}.lock"
+            lock.write_text(f"{os.getpid()}\n")
+    with start_uprmc(tmp_path / "data", *options, memcached=places["memcached"]) as server:
+        server.stop()
+    assert [each.name for each in tmp_path.iterdir()] == ["data"]
+
+
+def test_a_node_listens_at_each_address(tmp_path: Path) -> None:
+    options = ["--vbuckets", "4", "--http", "off", "--set", "server.views=off"]
+    with start_uprmc(tmp_path, *options, memcached="127.0.0.1:0,127.0.0.2:0") as server:
+        for place in str(server.memcached).split(","):
+            with Wire(Address.parse(place)) as wire:
+                wire.talk(b"get k\r\n", b"END\r\n")
+        assert stats(upr(server), "settings")["inter"] == "127.0.0.1,127.0.0.2"
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="prlimit is not installed")
+def test_of_few_open_files_clients_have_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = shlex.join(["prlimit", "--nofile=512:512", *serve_command()])
+    monkeypatch.setenv("UPRMC_SERVE_COMMAND", limited)
+    options = ["-c", "100", "--vbuckets", "4"]
+    with ExitStack() as stack:
+        server = stack.enter_context(start_uprmc(tmp_path, *options))
+        wires = [stack.enter_context(Wire(server.memcached)) for _ in range(100)]
+        for wire in wires:
+            wire.talk(b"get k\r\n", b"END\r\n")
+        with Wire(server.memcached) as wire:
+            assert wire.line().startswith(b"ERROR Too many")
+        assert get_page(server, "/healthz")[0] == 200
 
 
 def test_expired_documents_are_deleted_soon_without_anybody_asking(tmp_path: Path) -> None:

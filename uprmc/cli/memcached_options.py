@@ -6,6 +6,7 @@ Every option has one row in `MEANT`, `IGNORED` or `ADVICE`.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -37,6 +38,9 @@ MEANT = {
         "memory.quota", "MB", "Memory quota in megabytes, or a size such as 2G.", _megabytes
     ),
     "-c": _Meaning("server.max_connections", "N", "Most connections at the same time."),
+    "-a": _Meaning(
+        "server.unix_mode", "MODE", "Permissions of unix sockets, in octal, such as 770."
+    ),
     "-b": _Meaning("server.listen_backlog", "N", "Length of the accept queue."),
     "-I": _Meaning("kv.max_item_bytes", "SIZE", "Size of the largest document, such as 2m."),
 }
@@ -53,7 +57,6 @@ ADVICE = {
     "-d": "it stays in the foreground; let systemd start it, or say: nohup uprmc serve ... &",
     "-P": "the ready line names the pid; systemd needs no pid file",
     "-u": "start it as that user, with User= of systemd or with: runuser -u USER -- uprmc serve",
-    "-a": "say --memcached unix:PATH:mode=660",
     "-S": "say --set server.users=FILE; 'uprmc user add' makes the file",
     "-Y": "say --set server.users=FILE; 'uprmc user add' makes the file",
     "-Z": "say --tls-cert FILE --tls-key FILE",
@@ -78,7 +81,13 @@ def add_options(function: _Function) -> _Function:
     """Give a command those of memcached's options that have an effect, and those without."""
     made = [
         click.option("-p", "mc_port", type=int, metavar="PORT", help="Port for memcached clients."),
-        click.option("-l", "mc_host", metavar="ADDR", help="Address for memcached clients."),
+        click.option(
+            "-l",
+            "mc_host",
+            metavar="ADDR",
+            multiple=True,
+            help="Address for memcached clients; several add up, also with commas between.",
+        ),
         click.option("-s", "mc_socket", metavar="PATH", help="Unix socket for memcached clients."),
         *(
             click.option(name, f"mc_{name[1]}", metavar=meaning.metavar, help=meaning.help)
@@ -118,8 +127,8 @@ def taken_from(options: dict[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def _listener(given: dict[str, Any], memcached: str | None) -> dict[str, tuple[str, str]]:
-    port, host, path = given["port"], given["host"], given["socket"]
-    ways = {"-p or -l": port is not None or host is not None, "-s": path is not None}
+    port, hosts, path = given["port"], given["host"], given["socket"]
+    ways = {"-p or -l": port is not None or bool(hosts), "-s": path is not None}
     chosen = [name for name, wanted in ways.items() if wanted]
     if len(chosen) + (memcached is not None) > 1:
         others = " and ".join([*chosen, *(["--memcached"] if memcached is not None else [])])
@@ -128,15 +137,13 @@ def _listener(given: dict[str, Any], memcached: str | None) -> dict[str, tuple[s
         return {}
     if path is not None:
         return {"server.memcached": (f"unix:{path}", "-s")}
-    option = "-l" if host is not None else "-p"
-    return {"server.memcached": (_place(host, port), option)}
+    if not hosts:
+        return {"server.memcached": (f"{_HOST}:{port}", "-p")}
+    places = dict.fromkeys(_place(host, port) for each in hosts for host in each.split(","))
+    return {"server.memcached": (",".join(places), "-l")}
 
 
-def _place(host: str | None, port: int | None) -> str:
-    if host is None:
-        return f"{_HOST}:{port}"
-    if "," in host:
-        raise ConfigError(f"-l {host}: there is one address; say 0.0.0.0 for all of them")
+def _place(host: str, port: int | None) -> str:
     named = re.fullmatch(r"(\[[^\]]*\]|[^:]*):(\d+)", host)
     if named and port is not None and int(named[2]) != port:
         raise ConfigError(f"-l {host} and -p {port} name two ports: say one of them")
@@ -146,11 +153,24 @@ def _place(host: str | None, port: int | None) -> str:
     return f"{f'[{bare}]' if ':' in bare else bare}:{_PORT if port is None else port}"
 
 
+def _says_one_thing(option: click.Parameter) -> bool:
+    """Tell whether an option contradicts itself if it is given twice."""
+    if not isinstance(option, click.Option) or option.multiple or option.count:
+        return False
+    return not option.is_flag or bool(option.secondary_opts)
+
+
 class ServeCommand(click.Command):
-    """A command that answers memcached's other options with advice."""
+    """A command that answers memcached's other options with advice, and wants each option once."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         try:
+            _, _, given = self.make_parser(ctx).parse_args(list(args))
+            for each, times in Counter(given).items():
+                if times > 1 and _says_one_thing(each):
+                    raise click.UsageError(
+                        f"{each.opts[0]} is given {times} times: say it once", ctx
+                    )
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
             advice = ADVICE.get(error.option_name)

@@ -93,18 +93,18 @@ def given_by_options(
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return setting -> value, and setting -> the option that says so."""
     of_memcached = taken_from(options)
-    pairs = from_pairs(changes)
     own = {name: value for name, value in options.items() if value is not None}
-    given = {
-        **pairs,
-        **{setting: value for setting, (value, _) in of_memcached.items()},
-        **{_SHORTHANDS[name]: value for name, value in own.items()},
-    }
-    names = {
-        **dict.fromkeys(pairs, "--set"),
-        **{setting: option for setting, (_, option) in of_memcached.items()},
-        **{_SHORTHANDS[name]: f"--{name.replace('_', '-')}" for name in own},
-    }
+    said = [
+        *((setting, value, "--set") for setting, value in from_pairs(changes).items()),
+        *((setting, value, option) for setting, (value, option) in of_memcached.items()),
+        *((_SHORTHANDS[name], value, f"--{name.replace('_', '-')}") for name, value in own.items()),
+    ]
+    given: dict[str, Any] = {}
+    names: dict[str, str] = {}
+    for setting, value, option in said:
+        if setting in given:
+            raise ConfigError(f"{names[setting]} and {option} both say {setting}: say one of them")
+        given[setting], names[setting] = value, option
     return given, names
 
 
@@ -115,6 +115,8 @@ def from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
         name, equals, value = pair.partition("=")
         if not equals:
             raise ConfigError(f"--set {pair!r}: say --set section.name=value")
+        if name.strip() in changes:
+            raise ConfigError(f"--set {name.strip()} is given twice: say it once")
         changes[name.strip()] = value.strip()
     return changes
 

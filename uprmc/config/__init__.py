@@ -30,12 +30,14 @@ from uprmc.config.loading import (
 )
 from uprmc.config.serving import (
     BUFFER_BYTES,
+    UNIX_MODE,
     VIEWS_AUTO,
     VIEWS_DEFAULT,
     HttpSettings,
     KvSettings,
     LogSettings,
     ServerSettings,
+    unix_mode,
 )
 from uprmc.config.sizes import FRAME_MAX_BYTES, GIB, ITEM_LIMIT_MAX_BYTES, KIB, MIB
 from uprmc.config.streaming import TapSettings, UprSettings
@@ -49,6 +51,7 @@ __all__ = [
     "KIB",
     "MIB",
     "PURGE_AGE_AUTO",
+    "UNIX_MODE",
     "VIEWS_AUTO",
     "VIEWS_DEFAULT",
     "EngineSettings",
@@ -73,5 +76,6 @@ __all__ = [
     "from_file",
     "load",
     "load_with_origins",
+    "unix_mode",
     "values_of",
 ]

@@ -9,6 +9,7 @@ from typing import Any
 from uprmc import units
 from uprmc.config.described import CHOICES, SECTIONS, SettingInfo, Settings, describe
 from uprmc.config.naming import did_you_mean
+from uprmc.config.serving import unix_mode
 from uprmc.config.sizes import MIB
 from uprmc.errors import ConfigError
 
@@ -108,6 +109,7 @@ def _one(known: Mapping[str, SettingInfo], name: str, value: Any) -> tuple[str, 
 
 
 def _check_together(settings: Settings) -> None:
+    unix_mode(settings.server.unix_mode, "server.unix_mode")
     vbuckets = settings.engine.vbuckets
     if vbuckets & (vbuckets - 1):
         raise ConfigError(f"engine.vbuckets: {vbuckets} is not a power of two")

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from uprmc.config.declaring import setting
 from uprmc.config.sizes import FRAME_MAX_BYTES, GIB, ITEM_LIMIT_MAX_BYTES, KIB, MIB
+from uprmc.errors import ConfigError
 
 #: What connections may hold, all together, when nobody sets it.
 BUFFER_BYTES = 256 * MIB
 
 #: Where a node listens for views when nobody says where.
 VIEWS_DEFAULT = "127.0.0.1:8092"
+
+#: Permissions of a unix socket when nobody sets them.
+UNIX_MODE = 0o700
+
+
+def unix_mode(text: str, setting: str) -> int:
+    """Read permissions in octal; raises `ConfigError`."""
+    if not re.fullmatch(r"0?[0-7]{3}", text):
+        raise ConfigError(f"{setting}: {text!r} are no permissions in octal: say 700, or 770")
+    return int(text, 8)
+
 
 #: Value of ``server.views`` that means this address, or none if another process has it.
 VIEWS_AUTO = "auto"
@@ -24,7 +37,8 @@ class ServerSettings:
     memcached: str = setting(
         "127.0.0.1:11211",
         "address",
-        "Listener for memcached clients: HOST:PORT, or a Twisted endpoint.",
+        "Listener for memcached clients: HOST:PORT, several of them separated by commas, "
+        "unix:/path, or a Twisted endpoint.",
     )
     upr: str = setting(
         "127.0.0.1:11210",
@@ -96,6 +110,12 @@ class ServerSettings:
         86_400,
     )
     listen_backlog: int = setting(1_024, "connections", "Length of the accept queue.", 1, 65_535)
+    unix_mode: str = setting(
+        f"{UNIX_MODE:o}",
+        "permissions",
+        "Who may connect to listeners that are unix sockets, in octal: 700 is the node's own user, "
+        "770 its group, too. An address such as unix:/path:mode=770 says so for itself.",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from twisted.web import http
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from uprmc.config import HttpSettings, ServerSettings, Settings
+from uprmc.config import UNIX_MODE, HttpSettings, ServerSettings, Settings
 from uprmc.errors import InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Exposition, Metric
 from uprmc.places import parsed
@@ -352,17 +352,18 @@ def listen_http(
     account: Account | None = None,
     tls: ServedTls | None = None,
     hosts: KnownHosts | None = None,
+    mode: int = UNIX_MODE,
 ) -> Deferred[Listener | None]:
     """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
 
     `access` knows who may see them, ``None`` = everybody. `work` takes what is long. `account`
-    counts what answers hold. With `tls` it is HTTPS. `hosts` are its names, ``None`` = any. Fails
-    as `listener.listen` does.
+    counts what answers hold. With `tls` it is HTTPS. `hosts` are its names, ``None`` = any. `mode`
+    is meant, and it fails, as of `listener.listen`.
     """
     if text == "off":
         return succeed(None)
     site = node_site(view, reactor, endless, work, settings, account, hosts)
     if access is not None:
         gate(site, access, "http", role_of_page)
-    listening = listen(reactor, text, site, setting=SETTING, backlog=backlog, tls=tls)
+    listening = listen(reactor, text, site, setting=SETTING, backlog=backlog, tls=tls, mode=mode)
     return listening.addCallback(lambda it: it)

@@ -1,8 +1,9 @@
 """Where the node accepts connections: reading the setting, binding it, naming what was bound.
 
-A listener setting is ``HOST:PORT`` (``127.0.0.1:11211``, ``[::1]:11211``; port 0 picks a free one)
-or any Twisted endpoint description (``unix:/run/uprmc.sock``, ``ssl:...``). Listening on every
-address of the machine must be written down (``0.0.0.0:11211``), so it never happens by omission.
+A listener setting is ``HOST:PORT`` (``127.0.0.1:11211``, ``[::1]:11211``; port 0 picks a free one),
+a unix socket (``unix:/run/uprmc.sock``, ``unix:/run/uprmc.sock:mode=660``), or any Twisted endpoint
+description (``ssl:...``). Listening on every address of the machine must be written down
+(``0.0.0.0:11211``), so it never happens by omission.
 """
 
 # mypy: allow-untyped-calls
@@ -19,17 +20,18 @@ from twisted.internet.endpoints import serverFromString
 from twisted.internet.error import CannotListenError
 from twisted.python.failure import Failure
 
+from uprmc.config import UNIX_MODE, unix_mode
 from uprmc.errors import ConfigError
 from uprmc.places import Place, parsed
 from uprmc.server.adapter import peer_text
 from uprmc.server.address_holder import who_has_path, who_has_port
 from uprmc.server.tls import AlwaysConnected, ServedTls, over_tls
-from uprmc.server.transport import listen_direct, send_directly
+from uprmc.server.transport import listen_direct, listen_unix, send_directly
 
 _NO_ADDRESS = re.compile(r"(?:\[\]|\*)?(:\d+)")
 
 #: Endpoint kinds that could be mistaken for a host's name, or that bind to every address silently.
-_ENDPOINT_KINDS = {"tcp", "tcp4", "tcp6", "ssl", "tls", "unix", "systemd", "fd", "haproxy", "stdio"}
+_ENDPOINT_KINDS = {"tcp", "tcp4", "tcp6", "ssl", "tls", "systemd", "fd", "haproxy", "stdio"}
 _OWN_TLS = ("ssl:", "tls:")
 _NEED_INTERFACE = {"tcp", "tcp4", "ssl"}
 
@@ -39,19 +41,30 @@ class CannotListen(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
+class UnixPlace:
+    """A unix socket; fields that are ``None`` are as the settings say."""
+
+    path: str
+    mode: int | None = None
+    backlog: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class EndpointPlace:
     """A Twisted endpoint description."""
 
     description: str
 
 
-def parse_place(text: str, setting: str) -> Place | EndpointPlace:
+def parse_place(text: str, setting: str) -> Place | UnixPlace | EndpointPlace:
     """Read a listener setting; `setting` is its name, for the message.
 
     Raises:
         ConfigError: it is neither an address with a port nor an endpoint, or names no address.
     """
     kind, colon, rest = text.partition(":")
+    if kind == "unix" and colon:
+        return _unix_place(rest, setting)
     if kind in _ENDPOINT_KINDS and colon:
         if kind in _NEED_INTERFACE and "interface=" not in rest:
             raise ConfigError(
@@ -73,6 +86,29 @@ def parse_place(text: str, setting: str) -> Place | EndpointPlace:
     raise ConfigError(
         f"{setting}: {text!r} is no listener: say HOST:PORT, such as 127.0.0.1:11211 or "
         "[::1]:11211, or an endpoint such as unix:/run/uprmc.sock"
+    )
+
+
+def several(text: str) -> list[str]:
+    """Return the listeners that a setting names: addresses may be several, with commas between."""
+    each = [one.strip() for one in text.split(",")]
+    kinds = {one.partition(":")[0] for one in each[:1]}
+    return [text] if kinds & {"unix", *_ENDPOINT_KINDS} else list(dict.fromkeys(each))
+
+
+def _unix_place(rest: str, setting: str) -> UnixPlace:
+    """Read what follows ``unix:``; a colon of the path is written ``\\:``."""
+    path, *words = (each.replace("\\:", ":") for each in re.split(r"(?<!\\):", rest))
+    options = dict(word.partition("=")[::2] for word in words)
+    mode, backlog = options.pop("mode", None), options.pop("backlog", None)
+    if not path or options or not (backlog is None or backlog.isdecimal()):
+        raise ConfigError(
+            f"{setting}: 'unix:{rest}' is no listener: say unix:/path, or unix:/path:mode=660"
+        )
+    return UnixPlace(
+        path,
+        None if mode is None else unix_mode(mode, setting),
+        None if backlog is None else int(backlog),
     )
 
 
@@ -106,6 +142,7 @@ def listen(
     setting: str,
     backlog: int,
     tls: ServedTls | None = None,
+    mode: int = UNIX_MODE,
 ) -> Deferred[Listener]:
     """Accept connections for `factory` at the place that the setting's `text` describes.
 
@@ -114,6 +151,7 @@ def listen(
         setting: name of the setting, for messages.
         backlog: length of the accept queue; an endpoint description has its own.
         tls: serve TLS there, with this.
+        mode: permissions of a unix socket that names none.
 
     Returns:
         fires with the listener; fails with `ConfigError` when the text makes no sense and with its
@@ -125,6 +163,8 @@ def listen(
             factory = _with_tls(reactor, place, factory, setting, tls)
         if isinstance(place, Place):
             return succeed(Listener(_listen_tcp(reactor, place, factory, backlog)))
+        if isinstance(place, UnixPlace):
+            return succeed(Listener(_listen_unix(reactor, place, factory, backlog, mode)))
         opening = _listen_endpoint(reactor, place, factory, setting)
     except ConfigError:
         return fail()
@@ -147,7 +187,11 @@ def listen_private(reactor: Any, path: str, factory: Any) -> Listener:
 
 
 def _with_tls(
-    reactor: Any, place: Place | EndpointPlace, factory: Any, setting: str, tls: ServedTls
+    reactor: Any,
+    place: Place | UnixPlace | EndpointPlace,
+    factory: Any,
+    setting: str,
+    tls: ServedTls,
 ) -> Any:
     if isinstance(place, EndpointPlace) and place.description.startswith(_OWN_TLS):
         raise ConfigError(
@@ -158,6 +202,11 @@ def _with_tls(
 
 def _listen_tcp(reactor: Any, place: Place, factory: Any, backlog: int) -> Any:
     return listen_direct(reactor, place.port, factory, backlog, place.host)
+
+
+def _listen_unix(reactor: Any, place: UnixPlace, factory: Any, backlog: int, mode: int) -> Any:
+    mode = mode if place.mode is None else place.mode
+    return listen_unix(reactor, place.path, factory, place.backlog or backlog, mode)
 
 
 def _listen_endpoint(

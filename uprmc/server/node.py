@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from socket import gethostname
 from typing import Any
@@ -19,7 +20,7 @@ from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.python.threadpool import ThreadPool
 
 from uprmc import MEMCACHED_VERSION
-from uprmc.config import Settings
+from uprmc.config import Settings, unix_mode
 from uprmc.consume.registering import name_tag
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
@@ -46,7 +47,7 @@ from uprmc.server.health import Health
 from uprmc.server.housekeeping import Housekeeping
 from uprmc.server.http import known_hosts, listen_http, reserved_files
 from uprmc.server.index_driver import IndexDriver
-from uprmc.server.listener import Listener, listen, listen_private
+from uprmc.server.listener import Listener, listen, listen_private, several
 from uprmc.server.live import Live
 from uprmc.server.live_panels import PANELS
 from uprmc.server.log import LEVELS, Log, Throttle, set_level
@@ -184,7 +185,7 @@ class Node:
             reactor, settings, self._open_private, self.events.tell, self._clock.monotonic
         )
         self._misuse_log = Throttle(_MISUSE_LOG_S, self._clock.monotonic)
-        self._listeners: dict[str, Listener] = {}
+        self._listeners: dict[str, list[Listener]] = {}
         self._warming: Generator[None, None, None] | None = None
         self._stopping = False
 
@@ -219,7 +220,7 @@ class Node:
         """
         self._stopping = True
         orderly = self._interrupt_warm_up() or self.bucket.warm
-        for listener in self._listeners.values():
+        for listener in chain.from_iterable(self._listeners.values()):
             yield listener.stop()
         yield self.index.stop()
         self._endless.stop()
@@ -260,22 +261,27 @@ class Node:
             self.connections.buffers,
             self._https,
             known_hosts(server),
+            unix_mode(server.unix_mode, "server.unix_mode"),
         )
         if http is not None:
-            self._listeners["http"] = http
-        for name, text, by_key in (
-            ("memcached", server.memcached, True),
-            ("upr", server.upr, False),
+            self._listeners["http"] = [http]
+        for name, texts, by_key in (
+            ("memcached", several(server.memcached), True),
+            ("upr", [server.upr], False),
         ):
-            self._listeners[name] = yield listen(
-                self._reactor,
-                text,
-                self._session_factory(name, by_key),
-                setting=f"server.{name}",
-                backlog=server.listen_backlog,
-                tls=self._tls,
-            )
-        self.upr.tag = name_tag(f"{gethostname()} {self._listeners['upr'].address}")
+            self._listeners[name] = opened = []
+            for text in texts:
+                listener = yield listen(
+                    self._reactor,
+                    text,
+                    self._session_factory(name, by_key),
+                    setting=f"server.{name}",
+                    backlog=server.listen_backlog,
+                    tls=self._tls,
+                    mode=unix_mode(server.unix_mode, "server.unix_mode"),
+                )
+                opened.append(listener)
+        self.upr.tag = name_tag(f"{gethostname()} {self._listeners['upr'][0].address}")
         yield self.index.listen()
 
     def _open_private(self, path: str) -> Listener:
@@ -455,8 +461,11 @@ class Node:
         stat_health.look(self)
 
     def addresses(self) -> dict[str, str]:
-        """Return where each listener really listens."""
-        found = {name: listener.address for name, listener in self._listeners.items()}
+        """Return where each listener really listens; several places are separated by commas."""
+        found = {
+            name: ",".join(each.address for each in opened)
+            for name, opened in self._listeners.items()
+        }
         return found if self.index.state == "off" else {**found, "views": self.index.address}
 
     def uptime_s(self) -> float:

@@ -30,7 +30,6 @@ OF_THE_DIRECTORY = ("engine.vbuckets", "engine.conflict_resolution")
 _UNUSED_SETTINGS: StatGroup = [
     ("udpport", "0"),
     ("oldest", "0"),
-    ("umask", "700"),
     ("shutdown_command", "no"),
     ("growth_factor", "1.25"),
     ("num_threads_per_udp", "0"),
@@ -123,6 +122,7 @@ def _in_force(node: ObservedNode) -> StatGroup:
         ("num_threads", "1"),
         ("verbosity", str(node.verbosity)),
         ("tcp_backlog", str(server.listen_backlog)),
+        ("umask", server.unix_mode),
         ("idle_timeout", str(int(server.idle_timeout_s))),
         ("lru_crawler", "yes" if node.crawler.enabled else "no"),
         ("lru_crawler_sleep", str(node.crawler.sleep_us)),
@@ -134,8 +134,9 @@ def _in_force(node: ObservedNode) -> StatGroup:
 def _listening(node: ObservedNode) -> StatGroup:
     """Return where the listener for memcached's clients is, and whether it speaks TLS."""
     server, address = node.settings.server, node.addresses().get("memcached", "off")
-    host, _, port = address.rpartition(":")
     local = address.startswith("unix:")
+    places = [each.rpartition(":") for each in address.split(",")]
+    host, port = ",".join(host for host, _, _ in places), places[0][2]
     return [
         ("tcpport", "0" if local or not port.isdecimal() else port),
         ("inter", "NULL" if local else host or "NULL"),
@@ -257,4 +258,6 @@ def connections(node: ObservedNode) -> StatRows:
 
 def _listen_address(node: ObservedNode, listener: str) -> str:
     address = node.addresses().get(listener, "")
-    return address if address.startswith("unix:") or not address else f"tcp:{address}"
+    if address.startswith("unix:") or not address:
+        return address
+    return ",".join(f"tcp:{each}" for each in address.split(","))

@@ -15,10 +15,16 @@ This looks at `_tempDataBuffer` and `_writeDisconnecting`, which Twisted does no
 # mypy: allow-untyped-calls
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import socket
+import stat
+from contextlib import suppress
 from typing import Any, cast
 
 from twisted.internet import main, tcp, unix
-from twisted.internet.error import ConnectionDone, ConnectionLost
+from twisted.internet.error import CannotListenError, ConnectionDone, ConnectionLost
 from twisted.internet.interfaces import IListeningPort
 
 from uprmc.core.serving import Line
@@ -26,6 +32,9 @@ from uprmc.server.op_times import OpTimes
 
 #: Connections accepted in one turn; each takes 45 us.
 ACCEPTS_MAX = 64
+
+#: What the lock of a unix socket is called after the socket.
+_LOCK_SUFFIX = b".lock"
 
 
 class Direct(tcp.Server):
@@ -117,6 +126,120 @@ class DirectPort(tcp.Port):
         super().doRead()
 
 
+class DirectUnixPort(unix.Port):
+    """A listening unix socket whose connections are `DirectUnixServer`s.
+
+    A lock on a file beside the socket says that somebody listens. The system takes it back however
+    the process ends, so what a killed node left behind never keeps another one from starting; a
+    pid in a file may belong to another process by then, in a container to the very same program.
+    A socket that still answers belongs to a program that knows nothing of this lock, or the lock
+    does not hold there.
+    """
+
+    transport = DirectUnixServer
+    _lock = -1
+    _made: tuple[int, int] | None = None
+
+    def startListening(self) -> None:  # noqa: N802  # Twisted's name
+        """Bind and listen; raises `CannotListenError`."""
+        path = self._bindPath
+        named = not path.startswith(b"\0")
+        listening = self.createInternetSocket()
+        try:
+            if named:
+                self._take_lock()
+                if _answers(path):
+                    raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
+                _remove_socket(path)
+                # The socket must never exist with more permissions than it has in the end.
+                os.fchmod(listening.fileno(), self.mode)
+            listening.bind(path)
+            if named:
+                os.chmod(path, self.mode)
+                self._made = _inode(path)
+            listening.listen(self.backlog)
+        except OSError as error:
+            listening.close()
+            self._let_go()
+            raise CannotListenError(None, path, error) from None
+        self.factory.doStart()  # type: ignore[union-attr]  # a port that listens has one
+        self.connected = True
+        self.socket = listening
+        self.fileno = listening.fileno  # type: ignore[method-assign]  # as Twisted does
+        self.numberAccepts = ACCEPTS_MAX
+        self.startReading()
+
+    def connectionLost(self, reason: object) -> None:  # noqa: N802  # Twisted's name
+        """Close; the socket's file goes, unless it is another one's by now."""
+        self._let_go()
+        tcp.Port.connectionLost(self, reason)
+
+    def _take_lock(self) -> None:
+        path = self._bindPath + _LOCK_SUFFIX
+        while True:
+            if os.path.islink(path):  # a lock of the kind that names a pid
+                os.unlink(path)
+            lock = os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                # Whoever had it may have removed the file meanwhile, so that it locks nothing.
+                locks = os.fstat(lock).st_ino == _inode(path)[1]
+            except BlockingIOError:
+                os.close(lock)
+                raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)) from None
+            except FileNotFoundError:
+                locks = False
+            if locks:
+                self._lock = lock
+                return
+            os.close(lock)
+
+    def _let_go(self) -> None:
+        """Remove what was made, and give the lock back."""
+        path = self._bindPath
+        with suppress(OSError):
+            if self._made is not None and _inode(path) == self._made:
+                os.unlink(path)
+        self._made = None
+        if self._lock >= 0:
+            with suppress(OSError):
+                os.unlink(path + _LOCK_SUFFIX)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _inode(path: bytes) -> tuple[int, int]:
+    found = os.lstat(path)
+    return found.st_dev, found.st_ino
+
+
+def _answers(path: bytes) -> bool:
+    """Tell whether somebody listens at a unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True  # its queue is full
+        except OSError:
+            return False
+    return True
+
+
+def _remove_socket(path: bytes) -> None:
+    """Remove a socket at which nobody listens; what is no socket stays."""
+    with suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.lstat(path).st_mode):
+            os.unlink(path)
+
+
+def listen_unix(reactor: Any, path: str, factory: Any, backlog: int, mode: int) -> IListeningPort:
+    """Do what `reactor.listenUNIX` does, with a `DirectUnixPort`; raises `CannotListenError`."""
+    listening = DirectUnixPort(os.fsencode(path), factory, backlog, mode, reactor)
+    listening.startListening()
+    return cast(IListeningPort, listening)
+
+
 def listen_direct(
     reactor: Any, port: int, factory: Any, backlog: int, interface: str
 ) -> IListeningPort:
@@ -135,7 +258,7 @@ def send_directly(port: object) -> None:
     """Let a port that an endpoint made build direct connections, if it is a plain one."""
     if type(port) is tcp.Port:
         port.transport = DirectServer  # type: ignore[assignment]
-    elif type(port) is unix.Port:
+    elif type(port) is unix.Port:  # pragma: no cover  # a plugin's
         port.transport = DirectUnixServer
 
 
