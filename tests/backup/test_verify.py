@@ -202,6 +202,7 @@ def test_a_backup_of_some_vbuckets_is_compared_with_those(
     backup(access_to(copies[0]), tmp_path / "some", vbuckets=[3, 4], engine=HERE)
     for node in copies:
         assert compared(tmp_path / "some", node).same
+        assert "2 of 16 vBuckets" in compared(tmp_path / "some", node).summary()
         assert compared(node, tmp_path / "some").same
     remove(copies[2], *numbered(200))
     report = compared(tmp_path / "some", copies[2])

@@ -22,6 +22,8 @@ from tests.login.files import password_file, users_file
 from tests.server.certificates import make_certificate
 from tests.spark.refusing import refusal
 from uprmc.client.kv import KvClient
+from uprmc.columnar.access import Access
+from uprmc.columnar.connection import Connection
 from uprmc.spark.session import register
 
 if TYPE_CHECKING:
@@ -236,6 +238,23 @@ def test_json_documents_become_columns(spark: SparkSession, tmp_path: Path) -> N
         assert found["a"].asDict() == {"name": "Ada", "born": 1815}
         assert found["b"]["name"] is None
         assert set(found) == {"a", "b", "c"}
+
+
+def test_all_actions_of_a_dataframe_read_one_moment_from_one_lease(
+    load: Callable[..., DataFrame], servers: str, node: ServerProcess
+) -> None:
+    def granted() -> int:
+        with Connection(servers, Access((servers,))) as connection:
+            return int(connection.stats("leases")["granted"])
+
+    before = granted()
+    rows = load(snapshot="held")
+    first = rows.count()
+    here.put(node, here.numbered(3, prefix="later"))
+    assert rows.count() == first
+    assert rows.where("_vb >= 0").select("key").distinct().count() == first
+    assert granted() == before + 1
+    assert load(snapshot="held").count() == first + 3
 
 
 ODD = {

@@ -69,6 +69,7 @@ class VerifyReport(JsonReport):
         a, b: the sides, in words.
         by: what counted, beside the key.
         vbuckets: compared; `differing`: of them had different digests at first.
+        vbuckets_of: how many there are, compared or not.
         documents_a, documents_b: how many each side has, at the first look.
         only_a, only_b, differ: keys that only one side has, or both in different versions.
         newer_b: of them are newer on side b; `behind`: of them are newer on side a, or undecided.
@@ -86,6 +87,7 @@ class VerifyReport(JsonReport):
     by: tuple[str, ...]
     vbuckets: int
     differing: int = 0
+    vbuckets_of: int = 0
     documents_a: int = 0
     documents_b: int = 0
     only_a: int = 0
@@ -117,9 +119,10 @@ class VerifyReport(JsonReport):
 
     def summary(self) -> str:
         """Return a few lines for people."""
+        part = f" of {self.vbuckets_of}" if self.vbuckets < self.vbuckets_of else ""
         compared = (
             f"{self.documents_a:,} documents of {self.a} and {self.documents_b:,} of {self.b}, "
-            f"{self.vbuckets} vBuckets"
+            f"{self.vbuckets}{part} vBuckets"
         )
         if self.same:
             return f"no difference: {compared}"
@@ -295,6 +298,7 @@ class _Verify:
                 rules.fields,
                 len(self._wanted),
                 len(differing),
+                self._count,
                 sum(digest.rows for digest in totals[0].values()),
                 sum(digest.rows for digest in totals[1].values()),
             )
