@@ -38,9 +38,7 @@ $(BIN)/python:
 		echo "$(PYTHON) cannot make a virtual environment; on Debian: apt-get install python3-venv" >&2; exit 1; }
 
 # Stamps: a step is repeated only when what it depends on has changed.
-# Editable by a plain path: Spark looks for formats only in modules that it can list.
-PIP_EDITABLE := pip install --quiet --disable-pip-version-check \
-	--config-settings editable_mode=compat --editable
+PIP_EDITABLE := pip install --quiet --disable-pip-version-check --editable
 
 # What is compiled where there is a C compiler; the stamp is made by the build itself.
 NATIVE := setup.py $(filter-out %/stamp.py,$(wildcard uprmc/core/native/*.py))
@@ -63,7 +61,7 @@ $(VENV)/tox-installed: | $(BIN)/python
 serve: $(VENV)/installed ## install the package and start the server
 	@exec $(BIN)/uprmc serve $(SERVE_ARGS)
 
-spark: $(VENV)/spark-installed ## install Spark for `--engine spark` and programs, say what is missing
+spark: $(VENV)/spark-installed ## install Spark for `--engine spark` and programs, try it, say what is missing
 	@$(BIN)/python -m uprmc.spark.session
 
 spark-zip: $(VENV)/installed ## make dist/uprmc_spark.zip for spark-submit --py-files

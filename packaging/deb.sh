@@ -43,6 +43,8 @@ find "$root/opt/uprmc" -name __pycache__ -type d -prune -exec rm -rf {} +
 ln -s ../../opt/uprmc/bin/uprmc "$root/usr/bin/uprmc"
 install -m 644 "$here/uprmc.service" "$root/lib/systemd/system/uprmc.service"
 install -m 644 "$here/uprmc.sysusers" "$root/usr/lib/sysusers.d/uprmc.conf"
+install -d "$root/usr/share/doc/uprmc/monitoring"
+install -m 644 "$here"/monitoring/* "$root/usr/share/doc/uprmc/monitoring/"
 install -m 644 "$here/../LICENSE" "$root/usr/share/doc/uprmc/copyright"
 echo /etc/uprmc/uprmc.toml > "$root/DEBIAN/conffiles"
 cat > "$root/DEBIAN/control" <<END

@@ -36,3 +36,18 @@ def get_requires_for_build_wheel(
 
 
 get_requires_for_build_editable = get_requires_for_build_wheel
+
+
+def build_editable(
+    wheel_directory: str,
+    config_settings: Mapping[str, Any] | None = None,
+    metadata_directory: str | None = None,
+) -> str:
+    """Install from the source tree by a plain path, unless told otherwise.
+
+    Spark looks for formats only in modules that it can list, and setuptools' usual way, a hook,
+    lists none.
+    """
+    settings = {"editable_mode": "compat", **(config_settings or {})}
+    made: str = build_meta.build_editable(wheel_directory, settings, metadata_directory)
+    return made

@@ -44,6 +44,7 @@ _SETTINGS = {
     "spark.log.level": "ERROR",
     PUSHDOWN: "true",
 }
+_LOCAL_ENVIRONMENT = {"SPARK_LOCAL_IP": "127.0.0.1"}
 _LOCAL_SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.driver.host": "127.0.0.1",
@@ -208,15 +209,61 @@ def _size_bytes(names: Iterable[str] = ("pyspark", "py4j", "pyarrow", "pandas", 
     return found
 
 
-def _told() -> str:
-    """Return for people whether Spark can run here."""
+#: A program as users write it; it needs no node, because nothing is read.
+_TRIAL = """
+from pyspark.sql import SparkSession
+spark = SparkSession.builder.master("local[1]").getOrCreate()
+try:
+    spark.read.format("uprmc").option("servers", "127.0.0.1:11210").load()
+    print("found")
+except Exception as error:
+    print(str(error).partition("\\n")[0])
+spark.stop()
+"""
+_TRIAL_S = 300.0
+
+
+def try_format() -> str:
+    """Start Spark elsewhere and use the format; return why that fails, empty = it works."""
+    environment = {**_LOCAL_ENVIRONMENT, **os.environ, "PYSPARK_PYTHON": sys.executable}
+    with tempfile.TemporaryDirectory(prefix="uprmc-") as elsewhere:
+        try:
+            ended = subprocess.run(
+                [sys.executable, "-P", "-c", _TRIAL],
+                cwd=elsewhere,
+                env=environment,
+                capture_output=True,
+                text=True,
+                timeout=_TRIAL_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return str(error)
+    said = [*ended.stderr.strip().splitlines(), *ended.stdout.strip().splitlines()]
+    return "" if said[-1:] == ["found"] else (said or ["Spark said nothing"])[-1]
+
+
+def _told() -> tuple[str, int]:
+    """Return for people whether Spark and the format work here, and the exit code."""
     version = import_module("pyspark").__version__
     version += f" ({_size_bytes() / 1e6:.0f} MB on disk with what it needs)"
     try:
-        return f"Spark {version} runs on {find_java()}; go on with: uprmc backup --engine spark"
+        java = find_java()
     except JavaMissing as error:
-        return f"Spark {version} is installed, but {error}"
+        return f"Spark {version} is installed, but {error}", 0
+    trouble = try_format()
+    if trouble:
+        return (
+            f'Spark {version} runs on {java}, but format("uprmc") does not work: {trouble}; '
+            "install uprmc again: pip install -e '.[spark]'"
+        ), 1
+    return (
+        f'Spark {version} runs on {java}, and format("uprmc") works; go on with '
+        "examples/, or: uprmc backup --engine spark"
+    ), 0
 
 
 if __name__ == "__main__":
-    print(_told())  # noqa: T201
+    TEXT, CODE = _told()
+    print(TEXT)  # noqa: T201
+    sys.exit(CODE)
