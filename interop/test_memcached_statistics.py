@@ -199,6 +199,21 @@ def test_a_changed_limit_of_memory_shows(ours: ServerProcess) -> None:
     assert found["maxbytes"] == str(99 << 20)
 
 
+def test_a_reset_sets_the_same_counters_to_0(ours: ServerProcess, theirs: ServerProcess) -> None:
+    """What is counted after it is the connection that asks, and what it says."""
+    counters = re.compile(r"(get|delete|incr|decr|touch|cas)_|cmd_|store_|total_|rejected_")
+    found = []
+    for server in (ours, theirs):
+        with Wire(server.memcached) as wire:
+            wire.talk(b"stats reset\r\n", b"RESET\r\n")
+        told = group(server)
+        assert int(told["bytes_read"]) < 100
+        assert int(told["bytes_written"]) < 100
+        found.append({name: value for name, value in told.items() if counters.match(name)})
+    assert found[0] == found[1]
+    assert {value for name, value in found[0].items() if name != "total_connections"} == {"0"}
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -92,7 +92,7 @@ class Connections:
         reserved_files: descriptors that are kept for other things.
         buffers: what they hold, all together.
         op_times: how long commands took.
-        total: connections accepted since the start.
+        total: connections accepted since the start, or since the counters were reset.
         heard: chunks received on all of them together.
         yields: times that a connection let others have their turn before all its replies were sent.
         rejected: connections turned away because `limit` was reached.
@@ -112,7 +112,7 @@ class Connections:
         self.reserved_files = RESERVED_FILES
         self.op_times = OpTimes(stats or Stats(), lambda: self.heard)
         self.buffers = Buffers(buffer_bytes, monotonic)
-        self.total = self.heard = 0
+        self.total = self.heard = self._numbered = 0
         self.rejected = self.yields = 0
         self.session_errors = 0
         self.monotonic = monotonic
@@ -160,7 +160,14 @@ class Connections:
         """Take in a connection and return its number."""
         self._live[connection] = None
         self.total += 1
-        return self.total
+        self._numbered += 1
+        return self._numbered
+
+    def reset(self) -> None:
+        """Set the counters to 0."""
+        self.total = self.rejected = self.yields = self.session_errors = self.buffers.shed = 0
+        self._gone_bytes_read -= self.bytes_read
+        self._gone_bytes_written -= self.bytes_written
 
     def make_room(self) -> bool:
         """Close the oldest connection that has not finished its TLS handshake, if there is one."""

@@ -174,6 +174,7 @@ class Statistics:
     def reset(self) -> None:
         """Set counters and timings to 0: ``stats reset``."""
         self._node.bucket.stats.reset()
+        self._node.connections.reset()
         self._node.bucket.timings.reset()
 
     def _make(self, name: str, rest: str) -> StatRows | None:
