@@ -109,6 +109,7 @@ def understood(line: str) -> dict[str, str]:
         ("-l ::1 -p 5", {"server.memcached": "[::1]:5"}),
         ("-l 10.0.0.1:5", {"server.memcached": "10.0.0.1:5"}),
         ("-s /run/mc.sock", {"server.memcached": "unix:/run/mc.sock"}),
+        ("-s /a:b", {"server.memcached": "unix:/a\\:b"}),
         ("-s /x -a 0770", {"server.memcached": "unix:/x", "server.unix_mode": "0770"}),
         ("-l ::1 -l 10.0.0.1", {"server.memcached": "[::1]:11211,10.0.0.1:11211"}),
         ("-l 10.0.0.1,10.0.0.2 -p 5", {"server.memcached": "10.0.0.1:5,10.0.0.2:5"}),

@@ -154,6 +154,21 @@ def test_a_setting_may_name_several_addresses(text: str, found: list[str]) -> No
     assert several(text) == found
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_all_addresses_of_both_families_share_a_port(loop: Loop) -> None:
+    first = Served(loop, "0.0.0.0:0")
+    port = first.listener.address.rpartition(":")[2]
+    both = f"[::]:{port}"
+    assert "Address already in use" in refusal(loop, both)
+    node = Node(EchoSession)
+    second = loop.result(
+        listen_for(loop.reactor, both, node.factory, setting="server.upr", backlog=5, alone=False)
+    )
+    assert second.address == both
+    first.stop()
+    loop.result(second.stop())
+
+
 @pytest.mark.parametrize(("more", "mode"), [("", 0o700), (":mode=660", 0o660)])
 def test_a_unix_socket_is_for_its_user_unless_it_says_otherwise(
     loop: Loop, tmp_path: Path, more: str, mode: int

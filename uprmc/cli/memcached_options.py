@@ -136,7 +136,8 @@ def _listener(given: dict[str, Any], memcached: str | None) -> dict[str, tuple[s
     if not chosen:
         return {}
     if path is not None:
-        return {"server.memcached": (f"unix:{path}", "-s")}
+        escaped = path.replace(":", "\\:")
+        return {"server.memcached": (f"unix:{escaped}", "-s")}
     if not hosts:
         return {"server.memcached": (f"{_HOST}:{port}", "-p")}
     places = dict.fromkeys(_place(host, port) for each in hosts for host in each.split(","))

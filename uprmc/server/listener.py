@@ -143,6 +143,7 @@ def listen(
     backlog: int,
     tls: ServedTls | None = None,
     mode: int = UNIX_MODE,
+    alone: bool = True,
 ) -> Deferred[Listener]:
     """Accept connections for `factory` at the place that the setting's `text` describes.
 
@@ -152,6 +153,7 @@ def listen(
         backlog: length of the accept queue; an endpoint description has its own.
         tls: serve TLS there, with this.
         mode: permissions of a unix socket that names none.
+        alone: whether the setting names no other address; `::` takes IPv4, too, only then.
 
     Returns:
         fires with the listener; fails with `ConfigError` when the text makes no sense and with its
@@ -162,7 +164,8 @@ def listen(
         if tls is not None:
             factory = _with_tls(reactor, place, factory, setting, tls)
         if isinstance(place, Place):
-            return succeed(Listener(_listen_tcp(reactor, place, factory, backlog)))
+            port = listen_direct(reactor, place.port, factory, backlog, place.host, alone=alone)
+            return succeed(Listener(port))
         if isinstance(place, UnixPlace):
             return succeed(Listener(_listen_unix(reactor, place, factory, backlog, mode)))
         opening = _listen_endpoint(reactor, place, factory, setting)
@@ -198,10 +201,6 @@ def _with_tls(
             f"{setting}: {place.description!r} brings its own TLS; leave server.tls_cert out"
         )
     return over_tls(reactor, tls, factory)
-
-
-def _listen_tcp(reactor: Any, place: Place, factory: Any, backlog: int) -> Any:
-    return listen_direct(reactor, place.port, factory, backlog, place.host)
 
 
 def _listen_unix(reactor: Any, place: UnixPlace, factory: Any, backlog: int, mode: int) -> Any:

@@ -279,6 +279,7 @@ class Node:
                     backlog=server.listen_backlog,
                     tls=self._tls,
                     mode=unix_mode(server.unix_mode, "server.unix_mode"),
+                    alone=len(texts) == 1,
                 )
                 opened.append(listener)
         self.upr.tag = name_tag(f"{gethostname()} {self._listeners['upr'][0].address}")

@@ -119,6 +119,14 @@ class DirectPort(tcp.Port):
     """A listening TCP port whose connections are `DirectServer`s, some accepted in each turn."""
 
     transport = DirectServer  # type: ignore[assignment]  # Twisted declares the exact class
+    alone = True
+
+    def createInternetSocket(self) -> socket.socket:  # noqa: N802  # Twisted's name
+        """Make the socket; `::` leaves IPv4 to another port unless this one is `alone`."""
+        made = cast(socket.socket, super().createInternetSocket())
+        if self.addressFamily == socket.AF_INET6 and not self.alone:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        return made
 
     def doRead(self) -> None:  # noqa: N802  # Twisted's name
         """Accept those who wait; Twisted takes 20 more in each turn in which not all were taken."""
@@ -241,15 +249,18 @@ def listen_unix(reactor: Any, path: str, factory: Any, backlog: int, mode: int) 
 
 
 def listen_direct(
-    reactor: Any, port: int, factory: Any, backlog: int, interface: str
+    reactor: Any, port: int, factory: Any, backlog: int, interface: str, *, alone: bool = True
 ) -> IListeningPort:
     """Do what `reactor.listenTCP` does, with a `DirectPort`; 0 picks a free port.
+
+    `alone` tells whether `::` may take IPv4, too.
 
     Raises:
         CannotListenError: the address cannot be bound.
         OSError: it could be bound but not listened on.
     """
     listening = DirectPort(port, factory, backlog, interface, reactor)
+    listening.alone = alone
     listening.startListening()
     return cast(IListeningPort, listening)
 
