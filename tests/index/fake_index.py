@@ -49,6 +49,7 @@ class FakeGroup:
         self.active = {0: 1, 1: 1, 2: 1, 3: 1}
         self.pending: list[int] = []
         self.epoch = 0
+        self.total = 4
 
     state = "ready"
 
@@ -60,7 +61,7 @@ class FakeGroup:
 
     def placement(self) -> dict[str, Any]:
         return {
-            "num_vbuckets": 4,
+            "num_vbuckets": self.total,
             "epoch": self.epoch,
             "active": self.active,
             "pending": self.pending,

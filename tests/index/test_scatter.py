@@ -177,6 +177,17 @@ def test_a_vbucket_that_no_node_has_is_a_503_that_names_it_after_some_attempts(
     assert cluster.scatter.retries == len(PAUSES_S) == 5
 
 
+@pytest.mark.parametrize("options", ["", "at=0:7:1"])
+def test_nodes_that_know_nothing_of_their_sources_yet_are_no_empty_index(
+    cluster: Cluster, options: str
+) -> None:
+    for number in range(2):
+        cluster.give(number, {})
+        cluster.group(number).total = 0
+    status, answer = cluster.ask(f"/default/_design/d/_view/rows?{options}")
+    assert (status, answer["error"]) == (503, "unavailable")
+
+
 def test_a_vbucket_that_is_on_its_way_is_waited_for(cluster: Cluster) -> None:
     cluster.give(1, {1: 1})
     cluster.group(0).pending = [3]

@@ -45,6 +45,8 @@ class Nodes(Connections):
     def __init__(self, nodes: Mapping[str, Has | None]) -> None:
         super().__init__(None, None)
         self.nodes = dict(nodes)
+        self.deposed: list[str] = []
+        self.counts: dict[str, int] = {}
 
     def ask(self, place: str, question: Any) -> Any:
         has = self.nodes[place]
@@ -52,11 +54,17 @@ class Nodes(Connections):
             raise NodeError(f"{place} is silent")
         connection = SimpleNamespace(
             place=place,
-            ask_all=lambda asked: (_answer(has, each) for each in asked),
-            vbuckets=lambda: 1,
+            ask_all=lambda asked: [self._answer(place, has, each) for each in asked],
+            vbuckets=lambda: self.counts.get(place, 1),
             statistics=lambda group: [("vb_0:last_persisted_seqno", str(has.seqno))],
         )
         return question(connection)
+
+    def _answer(self, place: str, has: Has, request: Any) -> Any:
+        if request.opcode == Opcode.TELL_TERMS:
+            self.deposed.append(place)
+            return SimpleNamespace(status=0, value=b"")
+        return _answer(has, request)
 
 
 def _answer(has: Has, request: Any) -> Any:
@@ -115,6 +123,8 @@ def test_the_node_to_ask_is_that_of_the_highest_term(
     logs = got(source.failover_logs([0]))
     assert logs == ({0: chosen.log} if chosen is not None and certain else {})
     assert got(source.persisted()) == ({} if chosen is None else {0: chosen.seqno})
+    deposed = [each for each in "ab" if by_place[each] is OLD and NEW in nodes]
+    assert source._connections.deposed == deposed  # type: ignore[attr-defined]
 
 
 def test_two_that_were_promoted_by_hand_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +165,26 @@ def test_logs_are_those_after_the_question(monkeypatch: pytest.MonkeyPatch) -> N
     connections: Any = source._connections
     connections.nodes["b"] = NEW
     assert got(source.failover_logs([0])) == {0: NEW.log}
+
+
+def test_what_was_never_told_may_be_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of({"a": REPLICA, "b": None}, monkeypatch)
+    assert (source.is_known, source.is_complete) == (True, False)
+    then(source, a=NEW)
+    assert source.is_complete  # all vBuckets are at nodes that have answered
+    then(source, a=REPLICA, b=OLD)
+    assert source.is_complete
+
+
+def test_a_node_of_another_bucket_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of({"a": NEW}, monkeypatch)
+    connections: Any = source._connections
+    connections.nodes["b"] = OLD
+    connections.counts = {"b": 4}
+    source.places.append("b")
+    source.refresh()
+    assert "it belongs to another bucket" in source.error
+    assert (source.total, source.place_of(0)) == (1, "a")
 
 
 # --- real nodes ---------------------------------------------------------------------------------

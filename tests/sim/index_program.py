@@ -117,7 +117,7 @@ class Desk:
         if seqno and self.is_level and stands is not None and stands.seqno == seqno:
             return True
         self._program.apply_all()
-        return bool(self.store.roll_back(vbucket, seqno))
+        return self._program.rolled_back(self.store, vbucket, seqno)
 
     def positions(self) -> dict[int, Any]:
         """See `Updates`."""
@@ -340,6 +340,15 @@ class IndexProgram(Program):
             self._follow_again()
             return False
         return True
+
+    def rolled_back(self, store: IndexStore, vbucket: int, seqno: int) -> bool:
+        """Have a vBucket return to a seqno; to begin at zero writes a header."""
+        before = store.headers_written
+        try:
+            return bool(store.roll_back(vbucket, seqno))
+        finally:
+            if store.headers_written != before:
+                self._note_synced(store)
 
     def _note_synced(self, store: IndexStore) -> None:
         file = store.files.current

@@ -230,7 +230,7 @@ class Following:
             ClientError, Stopped: it cannot be said now; ask again.
         """
         await self.take_source()
-        if self._updater is None or not self._source.is_known:
+        if self._updater is None or not (self._source.is_known and self._source.is_complete):
             raise Stopped
         updater = self._updater
         level = await self.streams.level(updater)

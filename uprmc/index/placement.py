@@ -66,6 +66,11 @@ class Placement(NamedTuple):
     coming: frozenset[int]
     signatures: Mapping[str, str]
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is known how many vBuckets there are, and each has a node."""
+        return bool(self.total) and not self.missing
+
 
 def placed(holdings: Mapping[str, Holdings]) -> Placement:
     """Give each vBucket to the node that has it in the highest term; equals take turns."""

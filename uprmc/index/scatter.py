@@ -209,7 +209,7 @@ class Scatter:
         found: Known | None = None if again else self._maps.get(key)
         if found is None:
             found = await self._fetched_map(design, query)
-            if not found.silent and not found.placement.missing:
+            if not found.silent and found.placement.is_whole:
                 self._maps.put(key, found)
         return found
 

@@ -76,7 +76,7 @@ class Attempt:
         self.errors = [
             {"from": node, "reason": reason}
             for node, reason in known.silent.items()
-            if known.placement.missing
+            if not known.placement.is_whole
         ]
         self.errors += self._differing()
 
@@ -97,11 +97,14 @@ class Attempt:
         """Return the refusal if nodes that are well do not have all vBuckets together."""
         placement = self._known.placement
         for token in self._query.at:
-            if token.vbucket >= placement.total:
+            if placement.total and token.vbucket >= placement.total:
                 raise bad_request(f"at: there is no vBucket {token.vbucket}")
-        if placement.missing and not self._known.silent:
-            return outdated(sorted(placement.missing), "no node has them", placement.epoch)
-        return None
+        if placement.is_whole or self._known.silent:
+            return None
+        if not placement.total:
+            reason = "no index node knows yet what its source has"
+            return Refused(503, "unavailable", reason)
+        return outdated(sorted(placement.missing), "no node has them", placement.epoch)
 
     def coming(self) -> bool:
         """Return whether all that is missing is on its way to a node."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -19,7 +20,7 @@ from twisted.python.threadpool import ThreadPool
 
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.consume.history import read_log
-from uprmc.consume.placement import Placement
+from uprmc.consume.placement import OtherBucket, Placement
 from uprmc.index.source_nodes import Connections
 from uprmc.login.credentials import Credentials
 from uprmc.model import FailoverLog, VBucketState
@@ -116,6 +117,7 @@ class Source:
         self._reactor, self._poll_s, self.tls, self._on_change = reactor, poll_s, tls, on_change
         self._pool = ThreadPool(0, 1, "uprmc-index-source")
         self._connections = Connections(tls, credentials)
+        self._placement = Placement(self.places)
         self._survey = _Survey({}, {}, {}, frozenset(), (), {})
         self._refreshing: Deferred[None] | None = None
         self._waiting: list[Deferred[None]] = []
@@ -141,6 +143,14 @@ class Source:
     def is_known(self) -> bool:
         """Whether any node has told what it has."""
         return bool(self._survey.told)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether no vBucket can be active at a node that has said nothing so far."""
+        survey = self._survey
+        if len(survey.told) == len(self.places):
+            return True
+        return bool(self.total) and self.active >= frozenset(range(self.total))
 
     @property
     def total(self) -> int:
@@ -235,18 +245,17 @@ class Source:
     # --- in the thread --------------------------------------------------------------------------
 
     def _ask_all(self) -> _Survey:
-        known = self._survey
-        told, silent = dict(known.told), {}
+        told, silent = dict(self._survey.told), {}
         for place in self.places:
             try:
-                told[place] = self._connections.ask(place, self._told_by)
-            except NodeError as error:
+                found = self._connections.ask(place, self._told_by)
+                self._placement.take_count(place, found.total)
+                told[place] = found
+            except (NodeError, OtherBucket) as error:
                 silent[place] = str(error)
-        return self._settled(told, silent, known.terms)
+        return self._settled(told, silent)
 
-    def _settled(
-        self, told: Mapping[str, Told], silent: Mapping[str, str], terms: Mapping[int, int]
-    ) -> _Survey:
+    def _settled(self, told: Mapping[str, Told], silent: Mapping[str, str]) -> _Survey:
         """Find the node to ask for each vBucket, by the one rule that there is (`placement`).
 
         A node that is silent keeps what it told last, unless one that answers has as high a term.
@@ -258,9 +267,10 @@ class Source:
             for vbucket in [*said]:
                 if any(each.get(vbucket, -1) >= said[vbucket] for each in answering):
                     del said[vbucket]
-        placement = Placement(self.places, terms=terms)
-        placement.settle(claims, self._logs_at)
-        choices = placement.choices
+        self._placement.settle(claims, self._logs_at)
+        for place, frames in self._placement.to_tell(self._logs_at).items():
+            self._tell(place, frames)
+        choices = self._placement.choices
         doubtful = {
             vbucket
             for vbucket, choice in choices.items()
@@ -273,8 +283,13 @@ class Source:
             {vbucket: choice.place for vbucket, choice in choices.items() if choice.place},
             frozenset(doubtful),
             tuple(choice.why for choice in choices.values() if not choice.place),
-            placement.terms,
+            dict(self._placement.terms),
         )
+
+    def _tell(self, place: str, frames: list[RequestFrame]) -> None:
+        """Tell a node that it was deposed; one that does not hear it is told the next time."""
+        with suppress(NodeError):
+            self._connections.ask(place, lambda connection: list(connection.ask_all(frames)))
 
     def _told_by(self, connection: NodeConnection) -> Told:
         """Ask a node what it has."""
