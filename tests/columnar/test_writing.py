@@ -214,6 +214,22 @@ def test_only_what_may_lose_counts_as_a_conflict(force: bool) -> None:
     assert (report.conflicts, report.errors) == ((0, 1) if force else (1, 0))
 
 
+@pytest.mark.parametrize("with_meta", [False, True])
+def test_a_row_that_may_not_be_written_says_which_role_that_needs(
+    tmp_path: Path, with_meta: bool
+) -> None:
+    options = {"on_error": "file", "errors_path": str(tmp_path)}
+    with cluster(script=lambda _frame: Status.ACCESS_DENIED) as peers:
+        if with_meta:
+            written(peers, versions([(b"k", b"v", "set", 1, 1)]), mode="append-meta", **options)
+        else:
+            written(peers, documents([(b"k", b"v")]), **options)
+    (path,) = tmp_path.iterdir()
+    (row,) = map(json.loads, path.read_text().splitlines())
+    role = "replicate" if with_meta else "write"
+    assert row["reason"].endswith(f"Not authorized (0024): needs {role}")
+
+
 # --- order and trouble ----------------------------------------------------------------------------
 
 KEYS = st.sampled_from([b"a", b"b", b"c", b"d", b"e"])

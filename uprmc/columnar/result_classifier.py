@@ -175,6 +175,9 @@ def _error_row(piece: Piece, place: int, status: int) -> ErrorRow:
         reason = "another document has this key"
     else:
         code, reason = "REFUSED", f"the node answers: {status_text(status)}"
+        if status == Status.ACCESS_DENIED:
+            with_meta = "WITH_META" in Opcode(piece.frames[place][1]).name
+            reason += f": needs {'replicate' if with_meta else 'write'}"
     return ErrorRow(
         int(piece.rows[place]),
         code,

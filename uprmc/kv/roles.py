@@ -28,6 +28,7 @@ _USERS = frozenset(
         *(Opcode.SELECT_BUCKET, Opcode.GET_CLUSTER_CONFIG, Opcode.GET_VBUCKET),
         *(Opcode.GET_SESSION_TOKEN, Opcode.GET_FAILOVER_LOG, Opcode.GET_ALL_VB_SEQNOS),
         *(Opcode.OBSERVE_SEQNO, Opcode.SEQNO_PERSISTENCE, Opcode.STAT),
+        Opcode.UPR_OPEN,  # what is opened decides, see `FINER`
     }
 )
 
@@ -47,7 +48,7 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
     ),
     Role.STREAM: frozenset(
         {
-            *(Opcode.UPR_OPEN, Opcode.UPR_CLOSE_STREAM, Opcode.UPR_STREAM_REQUEST),
+            *(Opcode.UPR_CLOSE_STREAM, Opcode.UPR_STREAM_REQUEST),
             *(Opcode.UPR_GET_FAILOVER_LOG, Opcode.UPR_NOOP, Opcode.UPR_BUFFER_ACK),
             *(Opcode.UPR_CONTROL, Opcode.TAP_CONNECT),
             *(Opcode.LAST_CLOSED_CHECKPOINT, Opcode.VBUCKET_FACTS, Opcode.STREAM_REQUESTS),
@@ -65,7 +66,7 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
         {
             *(Opcode.SET_WITH_META, Opcode.ADD_WITH_META, Opcode.DEL_WITH_META),
             *(Opcode.GET_META, Opcode.XDCR, Opcode.TELL_TERMS),
-            *(Opcode.UPR_OPEN, Opcode.UPR_CLOSE_STREAM, Opcode.UPR_NOOP, Opcode.UPR_BUFFER_ACK),
+            *(Opcode.UPR_CLOSE_STREAM, Opcode.UPR_NOOP, Opcode.UPR_BUFFER_ACK),
             *(Opcode.UPR_CONTROL, Opcode.VBUCKET_FACTS),
             *(Opcode.UPR_ADD_STREAM, Opcode.UPR_STREAM_END, Opcode.UPR_SNAPSHOT_MARKER),
             *(Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION, Opcode.UPR_FLUSH),
@@ -83,7 +84,7 @@ _OPCODES_OF: dict[Role, frozenset[Opcode]] = {
             *(Opcode.RESET_REPLICATION_CHAIN, Opcode.XDCR, Opcode.REPLICATE, Opcode.TAKEOVER),
             *(Opcode.FAILOVER, Opcode.SET_SESSION_TOKEN, Opcode.VERBOSITY, Opcode.TELL_TERMS),
             # Watermarks of others are changed on a connection that may stream.
-            *(Opcode.UPR_OPEN, Opcode.UPR_CONTROL, Opcode.UPR_NOOP, Opcode.UPR_BUFFER_ACK),
+            *(Opcode.UPR_CONTROL, Opcode.UPR_NOOP, Opcode.UPR_BUFFER_ACK),
             *(Opcode.HWT_REPORT, Opcode.HWT_REPORTS, Opcode.HWT_READ),
         }
     ),

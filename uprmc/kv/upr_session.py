@@ -374,8 +374,8 @@ class ClientSession(BinarySession):
         Which role it needs depends on who will send the changes.
         """
         producer = flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER)
-        wanted = Opcode.HWT_REPORT if producer else Opcode.UPR_MUTATION
-        if wanted in self._denied:
+        wanted = Opcode.UPR_STREAM_REQUEST if producer else Opcode.UPR_MUTATION
+        if (Opcode.HWT_REPORT if producer else wanted) in self._denied:
             self._deny(opening.opcode, opening.opaque, wanted)
             return
         self.successor = UprSession(self, self._wake, opening, flags)

@@ -20,7 +20,7 @@ from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, Origin
 from uprmc.ports import Clock
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, StreamFlag
+from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, StreamFlag
 from uprmc.protocol.origins import ORIGIN_META, ORIGIN_META_BYTES, ORIGIN_META_HEAD, decode_origin
 from uprmc.protocol.upr import MUTATION_EXTRAS, STREAM_END_EXTRAS, StreamRequest
 from uprmc.xdcr.node_session import NodeSession
@@ -99,6 +99,8 @@ class FarDocuments(NodeSession):
         def answered(reply: ResponseFrame) -> None:
             if features.COMPARER.is_fatal(asked, reply.status):
                 why = "it tells no origins of documents, so nothing can be compared"
+                if reply.status == Status.ACCESS_DENIED:
+                    why = f"it refuses: {reply.reason}"
                 self._fail(why, final=True)
             elif asked.key == features.COMPARER.asks[-1]:
                 self._owner.ready(self)

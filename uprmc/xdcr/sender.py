@@ -255,7 +255,8 @@ class Sender:
             if shipment is not None and shipment.place == target.place:
                 self._run.drop([shipment])
         elif status in _ACCESS:
-            self._stop(f"{target.place} gives no access: {status_text(status)}")
+            needed = ": needs replicate" if status == Status.ACCESS_DENIED else ""
+            self._stop(f"{target.place} gives no access: {status_text(status)}{needed}")
         elif status in _UNKNOWN:
             self._stop(f"{target.place} does not know {Opcode(frame[1]).name}: it is no target")
         elif not (status == Status.KEY_NOT_FOUND and frame[1] == Opcode.DELQ_WITH_META):
