@@ -162,6 +162,7 @@ class UprCore:
                 yield from self.received(session, b"", now)
         yield from self._polling.poll_due(sessions)
         yield from self._starts.try_all(sessions)
+        yield from self._polling.tell_late()
         if self.options.instance is not None:
             self._reports.report_due(sessions, now)
         for barrier in self._barriers.unsent():
@@ -238,6 +239,7 @@ class UprCore:
         Raises:
             StateError: it could not be written.
         """
+        yield from self._polling.tell_late()
         if self.writer.shared or now - self._intake.now >= _SAVE_AFTER_S:
             yield from self.writer.idle()
 

@@ -59,6 +59,7 @@ class Intake:
         if route.stream is not stream:
             stream.dropped = True
         elif route.place.adopt(stream.log):
+            route.log_term = stream.term
             route.place.term = max(route.place.term, stream.term)
             self._positions.adopted(route.place)
         else:

@@ -85,7 +85,8 @@ class Polling:
     def _poll(self, session: NodeSession, disputed: list[int]) -> Task:
         yield from session.poll(disputed)
         self._polled(session)
-        yield from self._tell(session)
+        self._starts.late.add(session)
+        yield from self.tell_late()
         for vbucket, route in list(self._table.routes.items()):
             if not route.streaming:
                 continue
@@ -96,20 +97,26 @@ class Polling:
                 if better and self._nodes.session_at(better) is not route.session:
                     yield from self._starts.move(route)
 
-    def _tell(self, session: NodeSession) -> Task:
-        """Tell a node that another one was promoted, which we follow.
+    def tell_late(self) -> Task:
+        """Tell nodes of the promotions that they have missed."""
+        late, self._starts.late = self._starts.late, set()
+        for session in late:
+            if session.open:
+                yield from session.advance(self._tell(session))
 
-        Only what that node has told itself counts: a term and a history that belong together.
+    def _tell(self, session: NodeSession) -> Task:
+        """Tell a node that another one was promoted, which we have followed.
+
+        Only a term and a history count that are of one node.
         """
         facts = session.facts
         rows = []
         for vbucket, term in facts.terms.items():
             route = self._table.routes.get(vbucket)
-            if route is None or not 0 < term < route.place.term or not route.streaming:
+            newest = 0 if route is None else route.place.term
+            if route is None or not 0 < term < newest or route.log_term != newest:
                 continue
-            right, newest = route.session, route.place.term
-            known = right is not None and right.facts.terms.get(vbucket) == newest
-            if known and facts.told.get(vbucket) != newest:
+            if facts.told.get(vbucket) != newest and route.place.log:
                 facts.told[vbucket] = newest
                 rows.append((vbucket, newest, route.place.log))
         if rows:

@@ -21,13 +21,14 @@ class Route:
         high_seqno: how far the node is, as it told last.
         level_at: when we were last level with it.
         items: changes that were handed over.
+        log_term: the term of the node that the place's failover log is of, 0 = of an earlier life.
         off_at: since when there has been no stream, if there is none.
         lost_at: when the last stream ended, or was refused; 0 = there was none.
         refusal: why there is none, in words, ``""`` = nobody has refused it.
     """
 
-    __slots__ = ("backoff", "done", "high_seqno", "items", "level_at", "lost_at", "off_at",
-                 "place", "refusal", "session", "stream", "streaming")  # fmt: skip
+    __slots__ = ("backoff", "done", "high_seqno", "items", "level_at", "log_term", "lost_at",
+                 "off_at", "place", "refusal", "session", "stream", "streaming")  # fmt: skip
 
     def __init__(self, place: Place, now: float) -> None:
         self.place = place
@@ -35,7 +36,7 @@ class Route:
         self.stream: StreamState | None = None
         self.streaming = self.done = False
         self.backoff = Backoff(DELAY_MIN_S, DELAY_MAX_S)
-        self.high_seqno = self.items = 0
+        self.high_seqno = self.items = self.log_term = 0
         self.refusal = ""
         self.lost_at = 0.0
         self.level_at = self.off_at = now

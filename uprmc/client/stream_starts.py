@@ -28,7 +28,11 @@ _LOG = logging.getLogger("uprmc.client")
 
 
 class StreamStarts:
-    """Gives each route that waits a stream, as soon as a node has a good claim to its vBucket."""
+    """Gives each route that waits a stream, as soon as a node has a good claim to its vBucket.
+
+    Attributes:
+        late: nodes that do not know yet that another one was promoted, which is followed now.
+    """
 
     def __init__(
         self,
@@ -46,6 +50,7 @@ class StreamStarts:
         #: By connection, how many streams are asked for and not answered.
         self._unanswered: dict[NodeSession, int] = {}
         self._logged: set[str] = set()
+        self.late: set[NodeSession] = set()
 
     def connected(self, session: NodeSession) -> None:
         """Use a new connection."""
@@ -54,6 +59,7 @@ class StreamStarts:
     def lost(self, session: NodeSession) -> None:
         """Use a connection no more."""
         self._unanswered.pop(session, None)
+        self.late.discard(session)
 
     def try_all(self, sessions: Sequence[NodeSession]) -> Task:
         """Ask for streams of the vBuckets that wait for one, as many as there is room for."""
@@ -109,6 +115,12 @@ class StreamStarts:
             route.streaming = True
             route.backoff.good()
             route.refusal = ""
+            vbucket, term = route.place.vbucket, route.place.term
+            self.late |= {
+                other
+                for other in self._unanswered
+                if 0 < other.facts.terms.get(vbucket, 0) < term and other is not session
+            }
         except NotNow as error:
             if not self._options.redial:
                 raise ConnectionLost(str(error)) from None
