@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +14,14 @@ from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.engine import with_meta
 from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
-from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound, TemporaryFailure
+from uprmc.errors import (
+    CommandError,
+    InvalidArguments,
+    KeyExists,
+    KeyNotFound,
+    NotMyVBucket,
+    TemporaryFailure,
+)
 from uprmc.kv.command_table import HANDLERS
 from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.protocol.opcodes import Opcode
@@ -194,8 +201,8 @@ def with_options(*given: Any) -> bytes:
     return head + frame[12:at] + bytes(4) + frame[at:]
 
 
-def until_refused(centres: DataCentres, link: Link, count: int) -> None:
-    centres.loop.until(lambda: link.refused.count == link.progress.changes_left == count)
+def until_refused(centres: DataCentres, link: Link, number: int) -> None:
+    centres.loop.until(lambda: link.refused.count == link.progress.changes_left == number)
 
 
 def test_what_the_target_refuses_stays_to_be_done_and_the_rest_goes_on(
@@ -310,6 +317,27 @@ def test_a_link_with_so_much_that_is_refused_reads_no_more(
     refused.clear()
     centres.until_level(link)
     assert documents(a) == documents(b)
+
+
+@pytest.mark.parametrize("error", [TemporaryFailure, InvalidArguments, NotMyVBucket])
+def test_a_target_that_refuses_one_in_ten_gets_everything_soon(
+    centres: DataCentres, monkeypatch: pytest.MonkeyPatch, error: type[CommandError]
+) -> None:
+    check, calls = with_meta._check_numbers, count(1)
+
+    def checked(*numbers: Any) -> None:
+        if next(calls) % 10 == 0:
+            raise error("not this time")
+        check(*numbers)
+
+    monkeypatch.setattr(with_meta, "_check_numbers", checked)
+    monkeypatch.setattr(shipping, "set_frame", with_options)
+    a, b = centres.start("a"), centres.start("b")
+    write(a, 0, 400)
+    link = centres.link(a, b)
+    centres.until_level(link, limit_s=20.0)
+    assert documents(a) == documents(b)
+    assert link.counters.docs_opt_repd == 400, "only what was refused is sent again"
 
 
 @pytest.fixture

@@ -44,6 +44,7 @@ class Placing:
         self._write_checkpoint = write_checkpoint
         self._active = run.hub.bucket.active
         self._looked_at = run.hub.bucket.clock.monotonic()
+        self._asked_for: set[int] = set()
         self._asking = Backoff(_LOOK_S, run.hub.bucket.settings.xdcr.redial_max_s)
 
     def tick(self, now: float) -> None:
@@ -53,11 +54,15 @@ class Placing:
         self._looked_at = now
         run = self._run
         run.stopped &= self._active.keys()
-        missing = self._active.keys() - run.shipments.keys() - run.stopped
-        if not missing:
+        run.doubted &= self._active.keys()
+        missing = (self._active.keys() - run.shipments.keys() - run.stopped) | run.doubted
+        if missing - self._asked_for:  # others than before: there is progress
             self._asking.good()
-        elif self._asking.at <= now and "place" not in run.slices:
+            self._asking.at = now
+        self._asked_for &= missing
+        if missing and self._asking.at <= now and "place" not in run.slices:
             self._asking.failed(now)
+            self._asked_for = missing
             for target in self._nodes.ready:
                 target.survey()
         run.drop([s for s in run.shipments.values() if s.vbucket.id not in self._active])
@@ -67,9 +72,22 @@ class Placing:
         if self._may_send() and self._nodes.are_settled and self._nodes.ready:
             self._run.slices.run("place", self._placements())
 
+    def _drop_misplaced(self) -> None:
+        """End the streams of vBuckets that were doubted and are elsewhere, or have changed."""
+        doubted, run = self._run.doubted.copy(), self._run
+        run.doubted.clear()
+        for number in doubted & run.shipments.keys():
+            shipment = run.shipments[number]
+            target, _ = self._nodes.holder(number)
+            held = None if target is None or target.held is None else target.held.get(number)
+            uuid = 0 if held is None else held.uuid
+            if target is None or (target.place, uuid) != (shipment.place, shipment.target_uuid):
+                run.drop([shipment])
+
     def _placements(self) -> Iterator[None]:
         """Begin what has no stream; others may run between any two vBuckets."""
         absent, why = [], ""
+        self._drop_misplaced()
         for number, vbucket in list(self._active.items()):
             if not self._may_send():
                 return

@@ -40,6 +40,7 @@ class Run:
         two_way: whether what arrives at the target may come back, as far as is known. The rows of
             such a link do not expire by time.
         stopped: vBuckets that are not sent before they are reconciled.
+        doubted: vBuckets of which a node has said that it does not have them, although it had.
         debts: what the target refuses of all vBuckets.
         moved: vBuckets for which checkpoints of others may have become due, the oldest first.
     """
@@ -59,6 +60,7 @@ class Run:
         self.two_way = True
         self.stopped: set[int] = set()
         self.moved: dict[int, None] = {}
+        self.doubted: set[int] = set()
         limits = world.hub.bucket.settings.xdcr
         self.debts = Debts(limits.refused_items, limits.refused_bytes)
 

@@ -244,7 +244,7 @@ class Sender:
         self._run.counters.data_bytes += size
         self._pay(size)
 
-    def refused(self, target: Target, item: Item, status: int) -> None:
+    def refused(self, target: Target, item: Item, status: int) -> bool:
         """See `ItemSource`."""
         frame = target.windows.frame(item)
         number = int.from_bytes(frame[6:8], "big")
@@ -253,7 +253,8 @@ class Sender:
         elif status == Status.NOT_MY_VBUCKET:
             shipment = self._run.shipments.get(number)
             if shipment is not None and shipment.place == target.place:
-                self._run.drop([shipment])
+                self._run.doubted.add(number)  # the nodes are asked again who has it
+                return True
         elif status in _ACCESS:
             needed = ": needs replicate" if status == Status.ACCESS_DENIED else ""
             self._stop(f"{target.place} gives no access: {status_text(status)}{needed}")
@@ -264,6 +265,7 @@ class Sender:
                 self._given_up(frame, status_text(status))
             else:
                 self._owe(target, item, number, status)
+        return False
 
     def settled(self, window: Window) -> None:
         """See `ItemSource`."""

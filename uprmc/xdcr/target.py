@@ -100,8 +100,8 @@ class ItemSource(Protocol):
     def sent_later(self, size: int) -> None:
         """Take note of bytes that are sent because of a look-up."""
 
-    def refused(self, target: Target, item: Item, status: int) -> None:
-        """Take note that the node refuses an item, for a reason that time does not make good."""
+    def refused(self, target: Target, item: Item, status: int) -> bool:
+        """Take note that the node refuses an item; return whether to send it again later."""
 
     def settled(self, window: Window) -> None:
         """Take note that a batch is settled."""
@@ -433,11 +433,10 @@ class Target(NodeSession):
         item = self.windows.find(frame.opaque)
         if item is None:
             return
-        if frame.status in LATER:
+        if frame.status in LATER or self._sender.refused(self, item, frame.status):
             self._again(item)
-            return
-        self._sender.refused(self, item, frame.status)
-        self.windows.refused(item)
+        else:
+            self.windows.refused(item)
 
     def _again(self, item: Item, *, counted: bool = False) -> None:
         now = self._clock.monotonic()
@@ -457,8 +456,10 @@ class Target(NodeSession):
         if frame.status == Status.SUCCESS:
             theirs = read_meta(frame.extras, frame.cas)
         elif frame.status != Status.KEY_NOT_FOUND:
-            self._sender.refused(self, item, frame.status)
-            self.windows.look_up_lost(item)
+            if self._sender.refused(self, item, frame.status):
+                self._again(item, counted=True)
+            else:
+                self.windows.look_up_lost(item)
             return
         if self._sender.looked_up(self, item, theirs):
             pieces: list[bytes] = []
