@@ -105,7 +105,7 @@ def test_a_missing_package_is_told_with_what_to_install(
     ended = uprmc("load", "x.jsonl", "--engine", engine, cwd=tmp_path, PYTHONPATH=paths)
     assert ended.code == 2
     assert ended.err.startswith(f"uprmc: UPRMC_PACKAGES {package} is missing")
-    assert "pip install 'uprmc[spark]'" in ended.err
+    assert "pip install 'uprmc[arrow]'" in ended.err
     assert ended.err.count("\n") == 1
 
 

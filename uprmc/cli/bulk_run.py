@@ -90,8 +90,10 @@ def _missing(error: ImportError) -> Exception:
         package = next((name for name in _PACKAGES if name in str(error)), "")
         if not package:
             return error
-    hint = "" if package in ("pyarrow", "numpy") else ", or say --engine local"
-    return MissingPackage(f"{package} is missing: pip install 'uprmc[spark]'{hint}")
+    extra, hint = "spark", ", or say --engine local"
+    if package in ("pyarrow", "numpy"):
+        extra, hint = "arrow", " (in a source tree: pip install -e '.[arrow]')"
+    return MissingPackage(f"{package} is missing: pip install 'uprmc[{extra}]'{hint}")
 
 
 def _tell(report: Report, as_json: bool, path: Path | None) -> None:
