@@ -201,7 +201,8 @@ def test_over_tls_nodes_and_verbs_log_in_too(directory: Path, tmp_path: Path, he
             assert (listed.code, listed.err) == (0, "")
         views = ["index", "list", "--views", a.views]
         assert here(*views, *ask).code == 0
-        assert here(*views, *_as(directory, "ann")).line().endswith("connect with TLS")
+        asked = ": say --tls, or --tls-ca FILE with the authority of its certificate"
+        assert here(*views, *_as(directory, "ann")).line().endswith(asked)
         assert "is trusted here" in here(*views, "--tls").line()
         a.stop()
         b.stop()
@@ -218,7 +219,9 @@ def test_verbs_of_the_index_log_in_at_the_node_and_its_views(
         views = ["index", "list", "--views", node.views]
         assert "wants a login: say --user" in here(*views).line()
         said = here(*views, *_as(directory, "ann", "wrong")).line()
-        assert said.endswith("does not let 'ann' in: wrong name or password")
+        assert said.endswith(
+            "does not let 'ann' in: wrong name or password; see --user and --password-file"
+        )
         asks = {"index.nodes": node.views}
         login = _as(directory, "ann")
         with index_server(tmp_path / "b", node.upr, settings=asks, options=login) as merger:
