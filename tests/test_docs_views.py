@@ -12,6 +12,7 @@ import pytest
 from interop.server_process import ServerProcess
 from interop.views import Views
 from tests.guides import node_of, page, type_session, typed, write_files
+from uprmc import web
 
 PAGE = page("views.md")
 
@@ -49,5 +50,7 @@ def test_every_refusal_is_in_the_table() -> None:
     sources = (Path(__file__).parent.parent / "uprmc" / "index").rglob("*.py")
     source = "".join(path.read_text(encoding="utf-8") for path in sources)
     raised = set(re.findall(r'Refused\(\s*(\d{3}), "(\w+)"', source))
+    by_site = re.findall(r'_refuse\(http\.FORBIDDEN, "(\w+)"', Path(web.__file__).read_text())
+    raised |= {("403", word) for word in by_site}
     rows = re.findall(r"^\| (\d{3})(?:, \d{3})? \| `(\w+)` \|", PAGE, re.MULTILINE)
     assert sorted(raised) == sorted(rows)
