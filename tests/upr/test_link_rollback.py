@@ -279,12 +279,36 @@ def test_a_source_without_versions_makes_it_start_over(target: Rig, status: int)
     assert script.owner.take() == [("began", 0)]
 
 
-def test_sent_back_to_nothing_it_starts_over_at_once(target: Rig) -> None:
-    _, frames = sent_back(target, 0)
-    (asked,) = frames
-    assert asked.opcode == STREAM_REQUEST
+@pytest.mark.parametrize("log", [[B, A], [(7, 9)]], ids=["emptied", "trimmed"])
+def test_sent_back_to_nothing_by_a_source_that_has_not_lost_its_data_it_starts_over(
+    target: Rig, log: list[tuple[int, int]]
+) -> None:
+    script, frames = sent_back(target, 0)
+    (question,) = only(frames, FAILOVER_LOG)
+    (asked,) = only(script.answer(question, value=failover_log(*log)), STREAM_REQUEST)
     assert struct.unpack_from(">Q", asked.extras, 8) == (0,)
     assert keys_of(target) == []
+
+
+def test_a_source_that_seems_to_have_lost_its_data_is_not_followed(target: Rig) -> None:
+    events: list[tuple[str, dict[str, object]]] = []
+    target.bucket.on_event = lambda name, fields: events.append((name, fields))
+    script, frames = sent_back(target, 0)
+    (question,) = only(frames, FAILOVER_LOG)
+    assert script.answer(question, value=failover_log((7, 0))) == []
+    assert keys_of(target) == [b"k1", b"k2", b"k3", b"k4"]
+    ((_, number, why, retry),) = script.owner.take()
+    assert (number, retry) == (0, False)
+    assert "--demote" in why
+    assert [name for name, _ in events] == ["source_lost_history"]
+    target.bucket.vbuckets[0].may_start_over = True  # an operator's word
+    script.link.follow([0])
+    (asked,) = script.sent()
+    (again,) = script.answer(asked, ROLLBACK, value=bytes(8))
+    assert struct.unpack_from(">Q", again.extras, 8) == (0,)
+    assert keys_of(target) == []
+    script.answer(again, value=failover_log((7, 0)))
+    assert not target.bucket.vbuckets[0].may_start_over, "it was said of what was there"
 
 
 @pytest.mark.parametrize("seqno", [4, 5, MAX])

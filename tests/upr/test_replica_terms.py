@@ -177,7 +177,7 @@ def test_a_replica_of_another_history_is_let_in_and_takes_the_term_of_the_new_on
     vbucket(target).reset(0xF0F0)
     promote(target, 6)
     write(target, 0, b"of another cluster")
-    target.bucket.set_state(0, REPLICA)
+    target.bucket.set_state(0, REPLICA).may_start_over = True
     target.flush()
     followed(source, target)
     assert vbucket(source).state == ACTIVE

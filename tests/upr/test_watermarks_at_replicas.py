@@ -329,6 +329,7 @@ def test_a_replica_that_starts_over_takes_its_report_back(source: Rig) -> None:
     fill_from.link.follow([0])
     settle(fill_from)
     fill_from.lose()
+    target.bucket.vbuckets[0].may_start_over = True
     script.link.follow([0])
     said = script.sent()
     (asked,) = (each for each in said if each.opcode == STREAM_REQUEST)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,12 @@ import click
 from uprmc.cli.arguments import PLACE
 from uprmc.cli.former_names import warn
 from uprmc.cli.memcached_options import ServeCommand, add_options, taken_from
+from uprmc.client.connection import NodeConnection
 from uprmc.config import Loaded, Settings, load_with_origins
-from uprmc.errors import CommandError, ConfigError
+from uprmc.errors import CommandError, ConfigError, UprmcError
+from uprmc.login.credentials import credentials_from
+from uprmc.storage.directory import DEFAULT_VBUCKETS
+from uprmc.storage.lmdb_files import DATA_FILE
 
 #: Option -> the setting it stands for.
 _SHORTHANDS = {
@@ -30,6 +35,9 @@ _SHORTHANDS = {
     "tls_cert": "server.tls_cert",
     "tls_key": "server.tls_key",
 }
+
+#: How long a source may take to say how many vBuckets it has.
+_ASKING_S = 5.0
 
 #: In the order of the ready line.
 _LISTENERS = ("memcached", "upr", "http", "views")
@@ -121,6 +129,18 @@ def from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
     return changes
 
 
+def count_at(source: str, settings: Settings) -> int:
+    """Return how many vBuckets a source has, 0 = it cannot be asked, and says so itself later."""
+    upr = settings.upr
+    try:
+        tls = ssl.create_default_context(cafile=upr.dial_ca) if upr.dial_ca else None
+        who = credentials_from(upr.dial_user, upr.dial_password_file)
+        with NodeConnection(source, _ASKING_S, tls, who) as connection:
+            return connection.vbuckets()
+    except (click.ClickException, UprmcError, OSError, ValueError):
+        return 0
+
+
 class _Server:
     """One node and the process's reactor."""
 
@@ -145,6 +165,10 @@ class _Server:
         start_logging(settings.log)
         if NOTICE:
             Log("node").warn("core_interpreted", reason=NOTICE)
+        self._count = count_at(source, settings) if source else 0
+        new = not (Path(settings.storage.data) / DATA_FILE).exists()
+        if new:  # nothing is made before it is known that it can follow
+            self._check_count(source, settings.engine.vbuckets or DEFAULT_VBUCKETS)
         self._node = Node(self._reactor, settings)
         self._node.origins = origins
         self._node.on_taken = self._end_with
@@ -171,9 +195,19 @@ class _Server:
         if self._source is None:
             return
         try:
+            if self._node.is_new:
+                self._check_count(self._source, self._node.settings.engine.vbuckets)
             self._node.follow_if_new(self._source)
         except CommandError as error:
             raise ConfigError(f"--source: {error}") from None
+
+    def _check_count(self, source: str | None, own: int) -> None:
+        """Refuse to follow a node with another number of vBuckets; raises `ConfigError`."""
+        if self._count not in (0, own):
+            raise ConfigError(
+                f"--source: {source} has {self._count} vBuckets and this node {own}: "
+                f"say --vbuckets {self._count} with a new data directory"
+            )
 
     def _ready(self, _: object) -> None:
         self._progress.stop()

@@ -443,5 +443,5 @@ class Bucket:
         self.expirer.forget_all()
         self.flushes += 1
         for vbucket in self.vbuckets.values():
-            vbucket.reset(self.entropy.uuid48(), size=0)
+            vbucket.reset(self.entropy.uuid48(), size=0, meant=True)
         self.account.used = 0

@@ -49,7 +49,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.watermarks.rows import Limit
 from uprmc.ports import Clock
-from uprmc.storage.interface import Store
+from uprmc.storage.interface import Damaged, Store
 
 #: After how many records a scan ends; the clock is looked at after each portion of the store.
 _READ_RECORDS = 10_000
@@ -175,7 +175,8 @@ class Compactor:
         end = self._clock.monotonic() + self._settings.slice
         bounds = (scan.limit, *scan.rule.bounds())
         looked = 0
-        for portion in scan.view.portions_after(scan.vbucket, scan.after):
+        damaged: list[Damaged] = []  # they stay: whether they are tombstones is not known
+        for portion in scan.view.portions_after(scan.vbucket, scan.after, damaged):
             if looked >= _READ_RECORDS or (looked and self._clock.monotonic() > end):
                 return
             before = scan.after, scan.first_left, scan.oldest_left

@@ -29,6 +29,15 @@ def branched(log: FailoverLog, uuid: int, seqno: int, limit: int) -> FailoverLog
     return tuple(kept)
 
 
+def emptied(log: FailoverLog, uuid: int) -> FailoverLog:
+    """Return the log of a vBucket that was emptied on purpose: a branch at 0 of what it had.
+
+    So replicas can tell it from a node that has lost its data, and has nothing in common with them.
+    """
+    first = [log[-1]] if len(log) > 1 and not log[-1].seqno else []
+    return (FailoverEntry(uuid, 0), FailoverEntry(log[0].uuid, 0), *first)
+
+
 def _least_needed(log: list[FailoverEntry]) -> int:
     """Return the index of the oldest branch without a seqno, or of the oldest of all.
 

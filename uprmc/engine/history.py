@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from uprmc.core.fronts import VBucketFront
 from uprmc.core.records import seqnos_of
-from uprmc.engine.failover_log import new_log
+from uprmc.engine.failover_log import emptied, new_log
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.table import Table
@@ -70,6 +70,8 @@ class History(VBucketFront):
         waiting: watchers that are called once, at the next change, or, while a snapshot is
             received, at its end; they add themselves.
         watchers: watchers that are called when the vBucket changes its state or is reset.
+        may_start_over: whether an operator has said that all of it may be given up for what a
+            source has, although they have nothing in common; until that has granted a stream.
         term: number of promotions that led to the present history; it never decreases, see `terms`.
         known_term: the highest term that any node is known to have for this vBucket.
         forgetting: what the store has not yet deleted of a history that was rolled back.
@@ -94,6 +96,7 @@ class History(VBucketFront):
         "header_dirty",
         "known_term",
         "locks",
+        "may_start_over",
         "persisted_seqno",
         "persisted_snapshot",
         "purge_seqno",
@@ -130,6 +133,7 @@ class History(VBucketFront):
         self.reset_pending = self.replaces = False
         self.purge_seqno = 0
         self.expired = 0
+        self.may_start_over = False
         self.watchers: list[Watcher] = []
         self._start_history(new_log(uuid))
 
@@ -343,7 +347,7 @@ class History(VBucketFront):
 
     # --- another history ------------------------------------------------------------------------
 
-    def reset(self, uuid: int, size: int | None = None) -> None:
+    def reset(self, uuid: int, size: int | None = None, *, meant: bool = False) -> None:
         """Delete everything: the vBucket is empty afterwards, with a new history and seqno 0.
 
         Open views keep their content. The next commit deletes the records from the store.
@@ -351,13 +355,14 @@ class History(VBucketFront):
         Args:
             uuid: the uuid of the new history.
             size: bytes to subtract from the memory account, if known; otherwise they are counted.
+            meant: whether those who have the former history shall follow: the new one names it.
         """
         former = self.former_on_disk or self.high_seqno > 0
         account = self._account
         account.used -= self.table.memory_bytes() if size is None else size
         for piece in self.table.let_go():
             account.leftovers.add(piece)
-        self._start_history(new_log(uuid))
+        self._start_history(emptied(self.failover_log, uuid) if meant else new_log(uuid))
         if self.id in account.lookups:
             account.lookups[self.id] = self.table.get
         self.purge_seqno = 0

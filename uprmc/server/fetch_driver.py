@@ -14,6 +14,7 @@ from uprmc.engine.fetcher import Fetch, Fetcher
 from uprmc.engine.timings import Timings
 from uprmc.errors import StoreError
 from uprmc.server.log import Log, Throttle
+from uprmc.storage.interface import DamagedRecords
 
 _UNREAD_LOG_S = 1.0
 
@@ -108,6 +109,8 @@ class FetchDriver:
 
     def _note_unread(self, fetch: Fetch) -> None:
         for (number, key), error in fetch.unread.items():
+            if isinstance(error, DamagedRecords):
+                continue  # `Healer` names it
             held_back = self._unread_log.passed()
             if held_back is not None:
                 _log.error("unread", vbucket=number, key=key, error=str(error), unlogged=held_back)

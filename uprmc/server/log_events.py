@@ -111,6 +111,11 @@ EVENTS = {
     "event.healed_record": _info(
         "A damaged record was written again, as memory or another node had it: vBucket, seqno, key."
     ),
+    "event.source_lost_history": _error(
+        "A source has nothing of the history that this replica holds, as if it had lost its data, "
+        "and is not followed: vBucket, source, and up to which seqno the replica holds changes. "
+        "Fail over to the replica, or let it give up what it holds by `uprmc replicate --demote`."
+    ),
     "event.watermark_expired": _warn(
         "A registered client was forgotten because it had not reported for too long or, with `why` "
         "`max_pinned_bytes`, because it kept too much: the first of the vBuckets and all of them, "

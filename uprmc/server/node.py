@@ -445,14 +445,19 @@ class Node:
         if held_back is not None:
             _log.warn("misuse", peer=peer, reason=reason, unlogged=held_back)
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the data directory is as it was made."""
+        vbuckets = self.bucket.vbuckets.values()
+        return all(each.state == VBucketState.ACTIVE and not each.high_seqno for each in vbuckets)
+
     def follow_if_new(self, place: str) -> None:
         """Follow a node with everything, if this data directory is as it was made.
 
         Raises:
             CommandError: it cannot be followed; the text says why.
         """
-        vbuckets = self.bucket.vbuckets.values()
-        if all(each.state == VBucketState.ACTIVE and not each.high_seqno for each in vbuckets):
+        if self.is_new:
             self.replication.follow(place, None, demote=False, done=lambda _: None)
 
     # --- what others may ask --------------------------------------------------------------------

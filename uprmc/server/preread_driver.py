@@ -23,7 +23,7 @@ from uprmc.errors import StoreError
 from uprmc.model import SEQNO_MAX
 from uprmc.record import seqno_of
 from uprmc.server.log import Log
-from uprmc.storage.interface import StoreView
+from uprmc.storage.interface import DamagedRecords, StoreView
 from uprmc.upr.hub import DiskReader
 
 #: What a worker reads for a stream at a time.
@@ -115,7 +115,8 @@ class PrereadDriver:
         self._end(stream, view, upto)
 
     def _failed(self, failure: Failure, stream: DiskReader, view: StoreView) -> None:
-        _log.failure("failed", failure)
+        if not isinstance(failure.value, DamagedRecords):  # the stream meets it, too
+            _log.failure("failed", failure)
         self._end(stream, view, SEQNO_MAX)
 
     def _end(self, stream: DiskReader, view: StoreView, upto: int) -> None:

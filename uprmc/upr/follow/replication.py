@@ -22,7 +22,7 @@ from functools import partial, reduce
 from uprmc.consume.ranges import named
 from uprmc.engine.flush import Waiter
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
-from uprmc.model import VBucketState
+from uprmc.model import Item, VBucketState
 from uprmc.places import parsed
 from uprmc.ports import Dial
 from uprmc.protocol.replication import Branch, Outcome
@@ -93,6 +93,7 @@ class Replication:
         self._now = 0.0
         self._closed = False
         hub.follows = self._follows
+        hub.bucket.healer.ask = self.ask_version
 
     # --- what is so -----------------------------------------------------------------------------
 
@@ -107,6 +108,11 @@ class Replication:
             if number in source.followed:
                 return source
         return None
+
+    def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
+        """Ask a vBucket's source for a key's newest version; see `Source.ask_version`."""
+        source = self.source_of(number)
+        return source is not None and source.ask_version(number, key, done)
 
     def _follows(self, number: int) -> bool:
         """Tell whether a vBucket is filled from another node, or is being taken over."""
@@ -161,7 +167,8 @@ class Replication:
         Args:
             place: its upr listener, HOST:PORT, as this node is to dial it.
             numbers: which; ``None`` = all that this node can have. Absent ones are made.
-            demote: give up even what is active here and holds changes.
+            demote: give up even what is active here and holds changes, or has nothing in common
+                with what the source has.
             done: a waiter: it is written down.
         """
         self._check_place(place)
@@ -178,6 +185,7 @@ class Replication:
             if source is not None and source.place != place:
                 self._leave(number)
             vbucket = self._bucket.set_state(number, VBucketState.REPLICA)
+            vbucket.may_start_over = demote
             self._source(place).follow(vbucket, self._lost)
         self._save(done)
         self.on_change(place, f"{named(wanted)} follow it")

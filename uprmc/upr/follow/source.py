@@ -11,10 +11,15 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
+from uprmc.consume import features
+from uprmc.consume.cluster_map import map_of
 from uprmc.consume.retry import Backoff
+from uprmc.consume.undo import question, version
 from uprmc.engine.vbucket import Interruption, VBucket
-from uprmc.model import VBucketState
+from uprmc.model import Item, VBucketState
 from uprmc.ports import Dial, Entropy
+from uprmc.protocol.header import ResponseFrame
+from uprmc.protocol.opcodes import DataType, Opcode, Status
 from uprmc.upr.follow.line import Line
 from uprmc.upr.hub import Hub
 from uprmc.upr.receive.link import Link
@@ -171,7 +176,7 @@ class Source:
         self._name = name
         self._now = now
         self._line: Line | None = None
-        self._opened = False
+        self._opened = self._compared = False
         self._began_at = now
         self._pause = self._new_pause()
         self._dial_at = now
@@ -221,6 +226,24 @@ class Source:
     def _open_link(self) -> Link | None:
         link = self._link()
         return link if link is not None and link.open else None
+
+    def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
+        """Ask for a key's newest version, if there is a stream of its vBucket.
+
+        `done` is called unless the line ends first. Whether it is asked is returned.
+        """
+        link, followed = self._open_link(), self.followed.get(number)
+        streams = followed is not None and followed.standing is StreamStanding.STREAMING
+        if link is None or not streams:
+            return False
+
+        def answered(answer: ResponseFrame) -> None:
+            known = answer.status == Status.SUCCESS
+            done(version(key, answer, DataType.JSON).item if known else None)
+
+        asked = question(number, key)
+        link.ask(asked.opcode, answered, vbucket=number, extras=asked.extras, key=key)
+        return True
 
     # --- what is followed -----------------------------------------------------------------------
 
@@ -276,7 +299,7 @@ class Source:
 
     def _forget_line(self) -> None:
         self._past = self.received
-        self._line, self._opened = None, False
+        self._line, self._opened, self._compared = None, False, False
 
     # --- time -----------------------------------------------------------------------------------
 
@@ -319,7 +342,7 @@ class Source:
             if one.standing is waiting and one.ask_at <= self._now
         ]
         link = self._open_link()
-        if not due or link is None:
+        if not due or link is None or not self._compared:
             return
         for number in due:
             self.followed[number].standing = StreamStanding.ASKED
@@ -344,7 +367,24 @@ class Source:
                 followed.standing = StreamStanding.WAITING
                 followed.ask_at = self._now
         self.on_open()
+        link = self._open_link()
+        self._compared = link is None or not features.is_ours(link.granted)
+        if link is not None and not self._compared:
+            link.ask(Opcode.GET_CLUSTER_CONFIG, self._counted)
         self._ask()
+
+    def _counted(self, answer: ResponseFrame) -> None:
+        """Follow nothing if the source has another number of vBuckets: keys would be elsewhere."""
+        self._compared = True
+        found, own = map_of(answer), self._hub.bucket.settings.engine.vbuckets
+        if found is None or found.vbuckets == own:
+            self._ask()
+            return
+        why = f"it has {found.vbuckets} vBuckets and this node {own}: none is followed"
+        for followed in self.followed.values():
+            followed.error, followed.standing = why, StreamStanding.REFUSED
+        self.last_error = why
+        self.on_trouble(why)
 
     def began(self, number: int) -> None:
         """See `LinkOwner`."""

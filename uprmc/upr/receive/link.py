@@ -278,6 +278,42 @@ class Link(LinkSession):
         else:
             super()._stream_answered(stream, reply)
 
+    def _sent_to_zero(self, stream: ReplicaStream) -> None:
+        """Start over, unless the source seems to have lost its data: then ours are the last copy.
+
+        A source that was emptied on purpose, or has forgotten its oldest branches, is not meant.
+        """
+        vbucket = stream.vbucket
+        if vbucket.may_start_over or not features.is_ours(self.granted):
+            self.start_over(stream)  # another server's flush looks like a loss
+            return
+
+        def answered(reply: ResponseFrame) -> None:
+            if stream.state is ReplicaState.DEAD:
+                return
+            if reply.status:
+                self.refused(stream, reply.status, f"the source refuses: {reply.reason}")
+                return
+            theirs = self.read_log(reply.value)
+            shared = shares_history(vbucket.failover_log, [entry.uuid for entry in theirs])
+            if shared or theirs[-1].seqno:
+                self.start_over(stream)
+            else:
+                self._refuse_to_lose(stream)
+
+        self.ask(Opcode.UPR_GET_FAILOVER_LOG, answered, vbucket=vbucket.id)
+
+    def _refuse_to_lose(self, stream: ReplicaStream) -> None:
+        number, high_seqno = stream.vbucket.id, stream.vbucket.high_seqno
+        fields = {"vbucket": number, "source": self.place, "high_seqno": high_seqno}
+        self.hub.bucket.on_event("source_lost_history", fields)
+        why = (
+            f"the source has nothing of the history of the {high_seqno} changes here, and may have "
+            "lost its data: fail over to this node to keep them, or follow the source with "
+            "--demote to give them up"
+        )
+        self.refused(stream, Status.ACCESS_DENIED, why)
+
     def _may_be_stranger(self, stream: ReplicaStream) -> bool:
         """Tell whether our term may be of a history that the source does not have."""
         alive = stream.state is not ReplicaState.DEAD

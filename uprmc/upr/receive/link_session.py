@@ -44,6 +44,7 @@ class LinkSession(Receiver):
     Implements `ports.Session`.
 
     Attributes:
+        place: what was dialled.
         error: what the other node has done wrong, ``""`` while nothing.
         open: whether it may be asked for streams.
         granted: keys of CONTROL that it has accepted.
@@ -63,6 +64,7 @@ class LinkSession(Receiver):
         """
         super().__init__(hub, name, wake)
         self.error = ""
+        self.place = place
         self.open = self.closing = self.input_full = False
         self.granted: set[bytes] = set()
         self.terms = False

@@ -266,7 +266,11 @@ class Receiver:
         elif seqno and self._may_ask_for_versions():
             self.undos.begin(stream, Undo(self, stream, seqno))
         else:
-            self.start_over(stream)
+            self._sent_to_zero(stream)
+
+    def _sent_to_zero(self, stream: ReplicaStream) -> None:
+        """Learn that nothing of what the vBucket holds is the source's."""
+        self.start_over(stream)
 
     def _may_ask_for_versions(self) -> bool:
         """Tell whether the producer will bear a GET_VERSION, if only to refuse it."""

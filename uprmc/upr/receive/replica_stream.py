@@ -110,6 +110,7 @@ class ReplicaStream:
     def accepted(self, log: tuple[FailoverEntry, ...], term: int) -> None:
         """The producer has agreed; its history is ours from now on, with its term."""
         self.change_state(lambda: take_history(self.vbucket, log, term))
+        self.vbucket.may_start_over = False
         high = self.vbucket.high_seqno
         self.snapshot = SnapshotRange(high, high)
         self.kind = self.purge_seqno = 0

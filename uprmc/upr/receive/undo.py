@@ -3,9 +3,9 @@
 The source says to what seqno. The procedure is that of `consume.undo`; the versions that come back
 are what was overwritten (`engine.rewind`), and are put in place all at once in the end.
 
-Anything that speaks against it (a source that has no GET_VERSION, too many keys, too little memory)
-makes the vBucket start over; that is always right, but costs much. What changed meanwhile makes us
-ask for the stream again, which brings a new decision of the source.
+Anything that speaks against it (a source that has no GET_VERSION, too many keys, too little memory,
+damaged records here) makes the vBucket start over; that is always right, but costs much. What
+changed meanwhile makes us ask for the stream again, which brings a new decision of the source.
 
 Source: design, decision 10; UPR reference 3.4; row D13.
 """
@@ -25,6 +25,7 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import DataType, Opcode, Status
 from uprmc.protocol.upr import decode_term
 from uprmc.rollback import shared_until
+from uprmc.storage.interface import DamagedRecords
 from uprmc.upr.hub import Hub
 from uprmc.upr.receive.replica_stream import ReplicaStream
 
@@ -231,6 +232,8 @@ class Undo:
             if answer.opcode == Opcode.GET_VERSION and answer.status in _UNKNOWN:
                 return partial(receiver.start_over, stream)
             return partial(self._refuse, answer.status, f"the source answers: {refusal}")
+        except DamagedRecords:
+            return partial(receiver.start_over, stream)
         except StoreError:
             return self._refuse_unreadable
         if undone is None or stream.vbucket.high_seqno != self._high_seqno:
@@ -287,6 +290,8 @@ class Undo:
             )
         except InvalidArguments as error:
             raise RemoteProtocolError(f"vBucket {vbucket.id}: {error}") from None
+        except DamagedRecords:
+            receiver.start_over(stream)
         except StoreError:
             self._refuse_unreadable()
 
