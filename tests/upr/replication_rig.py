@@ -32,9 +32,14 @@ class FakeLink:
         self.taking: list[list[int]] = []
         self.items = self.rollbacks = self.backoffs = self.steps = 0
         self.ticks: list[float] = []
+        self.granted: set[bytes] = set()
+        self.questions: list[tuple[int, Callable[[Any], None]]] = []
 
     def tick(self, now: float) -> None:
         self.ticks.append(now)
+
+    def ask(self, opcode: int, answered: Callable[[Any], None], **_: object) -> None:
+        self.questions.append((opcode, answered))
 
     def follow(self, numbers: list[int]) -> None:
         self.asked.append(list(numbers))

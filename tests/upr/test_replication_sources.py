@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,9 @@ from hypothesis import strategies as st
 
 from tests.kv.harness import CountingEntropy
 from tests.upr.replication_rig import A, B, FakeLink, World
+from uprmc.consume import features
+from uprmc.protocol.header import ResponseFrame
+from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.upr.follow.source import FIRST_PAUSE_S, Pause, Source
 
 MOST_S = 15.0
@@ -47,6 +51,39 @@ def test_a_source_is_dialled_at_once_and_asked_for_everything_when_it_is_ready(
     link.begins(0)
     assert [world.standing(0), world.standing(2)] == ["streaming", "asked"]
     assert source(world).streaming == 1
+
+
+@pytest.mark.parametrize("others", [-1, 1])
+def test_a_source_with_another_number_of_vbuckets_is_not_followed(
+    world: World, others: int
+) -> None:
+    """A key would be in another vBucket here; what it has and we have not was refused for ever."""
+    world.follow(A)
+    link = world.calls[-1].connects()
+    link.granted = {features.VERSIONS}
+    link.opens()
+    assert link.asked == [], "not before it is known"
+    own = world.bucket.settings.engine.vbuckets
+    document = json.dumps(
+        {"vBucketServerMap": {"vBucketMap": [[0]] * (own + others), "serverList": ["a:1"]}}
+    )
+    ((opcode, answered),) = link.questions
+    assert opcode == Opcode.GET_CLUSTER_CONFIG
+    answered(ResponseFrame(opcode, value=document.encode()))
+    world.wait(60)
+    assert link.asked == []
+    assert {world.standing(number) for number in source(world).followed} == {"refused"}
+    assert source(world).last_error.startswith(f"it has {own + others} vBuckets")
+
+
+def test_a_source_that_tells_no_number_is_followed(world: World) -> None:
+    world.follow(A, [0])
+    link = world.calls[-1].connects()
+    link.granted = {features.VERSIONS}
+    link.opens()
+    ((opcode, answered),) = link.questions
+    answered(ResponseFrame(opcode, status=Status.ACCESS_DENIED))
+    assert link.asked == [[0]]
 
 
 def test_each_connection_has_a_name_that_the_source_knows_again(world: World) -> None:
