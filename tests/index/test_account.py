@@ -22,6 +22,7 @@ from uprmc.index.node_client import BUFFER_BYTES, Lines, NodeFailed
 from uprmc.index.view_page import ANSWER_BYTES, within
 
 MIB = 1024 * 1024
+LIMIT = 8 * MIB
 
 
 def test_holders_share_one_limit() -> None:
@@ -70,18 +71,22 @@ class Client:
         self.cut = True
 
 
-def test_who_does_not_read_is_cut_off_when_it_is_too_much() -> None:
+def test_who_leaves_most_unread_is_cut_off_when_it_is_too_much() -> None:
     account = Account(100)
-    slow, slower = Client(), Client()
-    account.note(slow, 0, 60, began=False, took=False)
-    account.note(slower, 0, 40, began=False, took=False)
+    slow, slower, reader = Client(), Client(), Client()
+    account.note(slow, 0, 40, began=False, took=False)
+    account.note(slower, 0, 60, began=False, took=False)
     assert (slow.cut, slower.cut, account.held) == (False, False, 100)
-    account.note(slower, 0, 41, began=False, took=False)
-    assert (slow.cut, slower.cut) == (False, True)
-    account.forget(slower)
-    account.forget(slower)
-    account.forget(slow)
-    assert account.held == 0
+    account.note(reader, 0, 1, began=False, took=False)
+    assert (slow.cut, slower.cut, reader.cut, account.held) == (False, True, False, 41)
+    account.note(reader, 0, 61, began=False, took=False)
+    assert (slow.cut, reader.cut, account.held) == (False, True, 40)
+    Holding(account).need(60)
+    account.note(slow, 0, 41, began=False, took=False)
+    assert slow.cut
+    for each in (slow, slower, reader, slow):
+        account.forget(each)
+    assert account.held == 60
 
 
 def test_documents_are_left_out_where_there_is_no_memory_for_them() -> None:
@@ -117,7 +122,7 @@ def test_the_line_of_a_node_has_its_limit_here() -> None:
 
 @pytest.fixture
 def web() -> Web:
-    web = Web(request_memory=MIB)
+    web = Web(request_memory=LIMIT)
     assert web.ask("PUT", "/default/_design/d", DESIGN).code == 201
     return web
 
@@ -167,7 +172,7 @@ def test_a_body_is_held_as_it_comes(web: Web, more: int) -> None:
     assert (before.code, reply.code, reply.json["error"]) == (0, 503, "busy")
     assert ("connection" in reply.headers) is bool(more)  # cut off in the middle of its body
     channel.connectionLost(connectionDone)
-    assert held(web) == MIB - len(body) + more
+    assert held(web) == LIMIT - len(body) + more
 
 
 def test_a_client_that_goes_away_in_the_middle_holds_nothing(web: Web) -> None:
@@ -186,6 +191,19 @@ def test_a_client_that_goes_away_while_it_waits_holds_nothing(web: Web) -> None:
     channel.dataReceived(f"GET {VIEW} HTTP/1.1\r\nHost: h\r\n\r\n".encode())
     assert held(web) > ANSWER_BYTES
     channel.connectionLost(connectionDone)
+    assert held(web) == 0
+
+
+def test_what_is_asked_for_and_not_read_has_its_limit(web: Web) -> None:
+    text = json.dumps({**DESIGN, "options": {}}).encode() + b" " * 1_000_000
+    web.service.keep("big", text)
+    channels = [web.connect(limit=1) for _ in range(9)]
+    for channel in channels:
+        channel.dataReceived(b"GET /default/_design/big HTTP/1.1\r\nHost: h\r\n\r\n")
+    assert [channel.transport.aborted for channel in channels].count(True) == 1
+    assert held(web) > 6 * MIB
+    for channel in channels:
+        channel.connectionLost(connectionDone)
     assert held(web) == 0
 
 

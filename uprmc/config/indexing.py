@@ -176,7 +176,7 @@ class IndexSettings:
         "bytes",
         "Memory of all requests and answers together, as estimated; others get 503, and a client "
         "that does not read its answer is disconnected.",
-        1 * MIB,
+        8 * MIB,
         1_024 * GIB,
     )
     stall_timeout_s: float = setting(

@@ -60,9 +60,16 @@ class Account:
     # --- what clients do not read, see `uprmc.web.Account` --------------------------------------
 
     def note(self, holder: Reader, received: int, unsent: int, *, began: bool, took: bool) -> None:
-        """A client has left this much unread; it is cut off if that is too much."""
-        if not self._unread.setdefault(holder, Holding(self)).set(unsent):
-            holder.shed()
+        """A client has left this much unread; if that is too much, who left most is cut off."""
+        holding = self._unread.setdefault(holder, Holding(self))
+        while not holding.set(unsent):
+            most = max(self._unread, key=lambda each: self._unread[each].size)
+            if self._unread[most].size < unsent:
+                most = holder
+            self.forget(most)
+            most.shed()
+            if most is holder:
+                return
 
     def forget(self, holder: Reader) -> None:
         """A client has read everything, or is gone."""
@@ -88,21 +95,25 @@ class Account:
 
 
 class Holding:
-    """What one request, or one answer, holds; one thread at a time uses it."""
+    """What one request, or one answer, holds; one thread at a time uses it.
+
+    Attributes:
+        size: in bytes.
+    """
 
     def __init__(self, account: Account) -> None:
-        self._account, self._size = account, 0
+        self._account, self.size = account, 0
 
     def set(self, size: int) -> bool:
         """Hold this much; ``False`` = that is too much, and nothing has changed."""
-        taken = self._account.take(size - self._size)
+        taken = self._account.take(size - self.size)
         if taken:
-            self._size = size
+            self.size = size
         return taken
 
     def grow(self, size: int) -> bool:
         """Hold more; returns the same."""
-        return self.set(self._size + size)
+        return self.set(self.size + size)
 
     def need(self, size: int) -> None:
         """Hold more; raise `Refused` where that is too much."""
