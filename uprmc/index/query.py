@@ -395,7 +395,8 @@ def _row(doc_key: bytes, key: bytes, value: bytes) -> bytes:
     if doc_key.isalnum():  # ASCII letters and digits: nothing is escaped
         return b'{"id":"%b","key":%b,"value":%b}' % (doc_key, key, value)
     text = id_text(doc_key)
-    exact = b"" if text.encode() == doc_key else b',"id_base64":"%b"' % b64encode(doc_key)
+    is_shown = doc_key.isascii() or text.encode() == doc_key
+    exact = b"" if is_shown else b',"id_base64":"%b"' % b64encode(doc_key)
     shown = encode_basestring_ascii(text).encode()
     return b'{"id":%b,"key":%b,"value":%b%b}' % (shown, key, value, exact)
 
