@@ -300,6 +300,22 @@ def test_the_same_filter_everywhere_is_used(centres: DataCentres) -> None:
     assert link.counters.docs_opt_repd == 0
 
 
+def test_links_that_leave_deletions_out_pass_no_records_on(centres: DataCentres) -> None:
+    """B has deleted what came from A, and C gets neither the document nor its deletion from B."""
+    a, b, c = three(centres)
+    left_out = {"set": {"filter_deletions": "on"}}
+    store(a, b"k", b"other")
+    replicate(centres, a, b, "ab", **left_out)
+    b.bucket.vbuckets[0].delete(b"k")
+    replicate(centres, b, c, "bc", **left_out)._checkpointing.pass_on()
+    centres.command(b, "checkpoint", name="bc")  # C has got by now what it is passed on
+    assert b"k" not in documents(c)
+    link = centres.link(a, c, "ac", **left_out)
+    centres.until_level(link)
+    assert b"k" in documents(c)
+    assert checkpoints(centres, c, "transitive") == []
+
+
 def test_a_target_that_may_have_missed_a_deletion_gets_no_records(centres: DataCentres) -> None:
     """The purge trap: A deletes k, B purges the deletion, and C still has k from A."""
     a, b, c = three(centres)

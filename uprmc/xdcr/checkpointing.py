@@ -217,6 +217,8 @@ class Checkpointing:
         call.
         """
         received, moved = self._run.world.received, self._run.moved
+        if not self._run.spec.passes_on:
+            return
         if received.changes != self._changes_seen:
             self._changes_seen = received.changes
             self.look_at_all()

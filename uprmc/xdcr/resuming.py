@@ -205,6 +205,7 @@ class Resuming:
             Record(told.uuid, told.seqno, told.seqno, told.seqno, held.uuid, told.here_seqno)
             for told in target.records.get(vbucket.id, ())
             if told.filter_hash == filter_hash and told.seqno >= vbucket.purge_seqno
+            if self._run.spec.passes_on or not told.via
         ]
         return sorted(found, key=lambda record: record.seqno, reverse=True)
 

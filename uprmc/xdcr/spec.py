@@ -79,6 +79,15 @@ class LinkSpec:
         parts = (self.filter_key, settings.filter_deletions, settings.filter_expirations)
         return sha256(json.dumps([*parts, self.mixed]).encode()).hexdigest()[:32]
 
+    @property
+    def passes_on(self) -> bool:
+        """Whether what the target has got says what others have sent to this node.
+
+        It does not if deletions are left out: a document that came here and was deleted then does
+        not reach the target, and its deletion does not either.
+        """
+        return not (self.settings.filter_deletions or self.settings.filter_expirations)
+
     def pattern(self) -> Pattern | None:
         """Return the filter, ``None`` if there is none; raises `InvalidArguments`."""
         return pattern_of(self.filter_key) if self.filter_key else None
