@@ -87,7 +87,7 @@ def test_the_highest_floor_of_a_chain_counts_and_only_of_vbuckets_that_are_wante
 def test_a_floor_is_a_revision_and_older_manifests_have_none() -> None:
     plain = PART.to_dict()
     assert VBucketPart.of_dict(plain | {"rev_floor": 2**63 - 1}).rev_floor == 2**63 - 1
-    with pytest.raises(ValueError, match="revision"):
+    with pytest.raises(ValueError, match="no number of something"):
         VBucketPart.of_dict(plain | {"rev_floor": 2**63})
     del plain["rev_floor"]
     assert VBucketPart.of_dict(plain) == PART

@@ -84,18 +84,16 @@ class VBucketPart:
         counts = {name: _count(found[name]) for name in _COUNTS}
         later = {name: _count(found.get(name, 0)) for name in ("term", "rev_floor")}
         part = cls(
-            int(found["uuid"], 16),
+            _uuid(found["uuid"]),
             **counts,
             **later,
-            log=tuple((int(uuid, 16), _count(seqno)) for uuid, seqno in found["log"]),
+            log=tuple((_uuid(uuid), _count(seqno)) for uuid, seqno in found["log"]),
             digest=Digest.parse(found["digest"]),
             cut=None if found["cut"] is None else _count(found["cut"]),
             reset=bool(found["reset"]),
         )
         if not part.start <= part.end or part.deletes > part.rows or part.digest.rows != part.rows:
             raise ValueError("a vBucket's numbers contradict one another")
-        if part.rev_floor >> 63:
-            raise ValueError(f"no version has the revision {part.rev_floor}")
         return part
 
 
@@ -308,7 +306,14 @@ def _digest_of(found: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _uuid(text: str) -> int:
+    found = int(text, 16)
+    if not 0 <= found < 1 << 64:
+        raise ValueError(f"{text!r} names no history")
+    return found
+
+
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 63:
         raise ValueError(f"{value!r} is no number of something")
     return value
