@@ -27,6 +27,7 @@ NAME = "uprmc_spark.zip"
 #: Modules and packages of `uprmc` that tasks import; of the core, what says that it is interpreted.
 _ABOVE = (
     "__init__.py",
+    "children.py",
     "connecting.py",
     "core/__init__.py",
     "core/form.py",
