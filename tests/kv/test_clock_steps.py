@@ -200,6 +200,18 @@ def test_a_new_history_knows_nothing_of_earlier_steps(world: World, step: int) -
     assert world.found(names) == set()
 
 
+def test_who_was_no_active_in_between_knows_nothing_of_earlier_steps(world: World) -> None:
+    """Another node may have given the seqnos to other documents."""
+    world.put(60)
+    world.step(HOUR)
+    world.notice()
+    bucket = world.rig.bucket
+    for state in (VBucketState.REPLICA, VBucketState.ACTIVE):
+        for number in bucket.vbuckets:
+            bucket.set_state(number, state)
+    assert all(not vbucket.steps for vbucket in bucket.vbuckets.values())
+
+
 def test_a_step_is_told_and_what_is_no_step_is_not(world: World) -> None:
     world.rig.bucket.tick()
     for drift in range(100):

@@ -239,6 +239,8 @@ class Bucket:
                 self.leave_lost_cas_behind(vbucket)
                 self.watermarks.promoted(vbucket)
             vbucket.state = state
+            if state != VBucketState.ACTIVE:
+                vbucket.steps = []  # its seqnos may be given to other documents now
             vbucket.change_header()
             vbucket.interrupt(Interruption.STATE_CHANGED)
         self._settle_traffic(vbucket)

@@ -258,6 +258,8 @@ class VBucket(History):
             if initial is None:
                 raise KeyNotFound(key)
             return initial, self.store(key, b"%d" % initial, 0, expiry)
+        if not old.value:
+            raise DeltaBadValue(key)  # before the CAS is compared, as in memcached
         self._check_cas(key, old, cas)
         assert old.value is not None
         number = numbers.parse_counter(old.value)

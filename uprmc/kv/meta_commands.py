@@ -247,7 +247,10 @@ def _extend(
 
 
 def _put(bucket: Bucket, vbucket: VBucket, line: MetaLine, value: bytes, mode: StoreMode) -> Item:
-    """Store, and mark the document as stale if it is based on an older version (``I``)."""
+    """Store, and mark the document as stale if it is based on an older version (``I``).
+
+    A stale document keeps the time at which the one before it expires.
+    """
     flags = line.flags
     expiry = _expiry(bucket, flags.ttl or 0)
     cas = 0 if mode == StoreMode.ADD else _cas(flags)
@@ -257,6 +260,7 @@ def _put(bucket: Bucket, vbucket: VBucket, line: MetaLine, value: bytes, mode: S
         if old is not None and cas < old.cas:
             marks = STALE | (bucket.marks.of(old) & WON)
             cas = old.cas
+            expiry = vbucket.due(old.expiry, old.seqno)
     item = operations.store(
         bucket, vbucket, line.key, value, flags.client_flags, expiry, cas, mode=mode
     )

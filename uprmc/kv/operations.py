@@ -136,10 +136,12 @@ def add_delta(
 
     Returns:
         The new number, the new version, and whether the counter existed; one that is created
-        counts as a new item, and neither as a hit nor as a miss.
+        counts as a new item, and neither as a hit nor as a miss. So does, besides, the new item of
+        a number that has become longer.
     """
     stats = bucket.stats
-    existed = vbucket.find(key) is not None
+    old = vbucket.find(key)
+    existed = old is not None
     try:
         number, item = vbucket.add_delta(
             key, -amount if down else amount, cas, initial=initial, expiry=expiry, padded=padded
@@ -150,7 +152,7 @@ def add_delta(
         raise
     stats.decr_hits += existed and down
     stats.incr_hits += existed and not down
-    stats.total_items += not existed
+    stats.total_items += old is None or len(item.value or b"") > len(old.value or b"")
     return number, item, existed
 
 
