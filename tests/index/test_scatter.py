@@ -177,6 +177,20 @@ def test_a_vbucket_that_no_node_has_is_a_503_that_names_it_after_some_attempts(
     assert cluster.scatter.retries == len(PAUSES_S) == 5
 
 
+def test_a_node_that_was_deposed_is_not_asked_while_its_successor_is_silent(
+    cluster: Cluster,
+) -> None:
+    cluster.give(0, dict.fromkeys(range(4), 1))
+    cluster.give(1, {0: 2})
+    everything = cluster.rows()["rows"]
+    cluster.services[1].groups.clear()
+    cluster.scatter._maps.forget()
+    answer = cluster.rows()
+    assert [error["from"] for error in answer["errors"]] == [cluster.places[1]]
+    elsewhere = {row[0].decode() for row in DATA if row[1] == 0}
+    assert [row for row in everything if row["id"] not in elsewhere] == answer["rows"]
+
+
 @pytest.mark.parametrize("options", ["", "at=0:7:1"])
 def test_nodes_that_know_nothing_of_their_sources_yet_are_no_empty_index(
     cluster: Cluster, options: str

@@ -72,17 +72,26 @@ class Placement(NamedTuple):
         return bool(self.total) and not self.missing
 
 
-def placed(holdings: Mapping[str, Holdings]) -> Placement:
-    """Give each vBucket to the node that has it in the highest term; equals take turns."""
+def placed(holdings: Mapping[str, Holdings], known: Mapping[int, int] | None = None) -> Placement:
+    """Give each vBucket to the node that has it in the highest term; equals take turns.
+
+    Args:
+        holdings: of each node that answers.
+        known: the highest terms that were ever heard of: who has a vBucket in a lower one was
+            deposed, and is not asked, whether its successor answers or not.
+    """
+    terms = known or {}
     total = max((each.num_vbuckets for each in holdings.values()), default=0)
     newest: dict[int, tuple[int, list[str]]] = {}
     for node, each in sorted(holdings.items()):
         for vbucket, term in each.active.items():
-            known = newest.get(vbucket)
-            if known is None or term > known[0]:
+            best = newest.get(vbucket)
+            if term < terms.get(vbucket, 0):
+                continue
+            if best is None or term > best[0]:
                 newest[vbucket] = term, [node]
-            elif term == known[0]:
-                known[1].append(node)
+            elif term == best[0]:
+                best[1].append(node)
     nodes: dict[str, set[int]] = {}
     for vbucket in sorted(newest.keys() & range(total)):
         chosen = newest[vbucket][1]

@@ -123,6 +123,7 @@ class Scatter:
         self._maps = _Lately(reactor.seconds)
         self._designs = _Lately(reactor.seconds)
         self._reducers: dict[tuple[str, int], Any] = {}
+        self._terms: dict[int, int] = {}
         self.retries = 0
 
     def close(self) -> Deferred[None]:
@@ -224,7 +225,10 @@ class Scatter:
                 silent[node] = str(answer if isinstance(answer, Exception) else error)
         if not holdings:
             raise first_refusal(outcomes.values(), silent)
-        return Known(placed(holdings), silent)
+        for each in holdings.values():
+            for vbucket in each.active.keys() & range(each.num_vbuckets):
+                self._terms[vbucket] = max(each.active[vbucket], self._terms.get(vbucket, 0))
+        return Known(placed(holdings, self._terms), silent)
 
     # --- queries ------------------------------------------------------------------------------
 
