@@ -73,11 +73,13 @@ def declared(kind: type, field: str, *names: str, **more: Any) -> Callable[[_Fun
         return click.option(*(names or (flag,)), is_flag=True, help=each.help)
     limits = () if math.isinf(each.least) else (each.least, each.most)
     read = Read(each.read, _SHOWN.get(each.read, ""), *limits)
+    shown = more.pop("shown", each.default)
+    if shown.isdecimal() and each.read is units.seconds:
+        shown += "s"
     usual = {
         "type": click.Choice(each.words) if each.words else read,
         "default": each.default or None,
-        "show_default": bool(each.default),
-        "help": each.help,
+        "help": f"{each.help}  [default: {shown}]" if shown else each.help,
     }
     return click.option(*(names or (flag,)), **{**usual, **more})
 
@@ -106,7 +108,7 @@ _CONNECTING = (
         "connect_timeout",
         envvar="UPRMC_TIMEOUT",
         default=from_file("timeout", f"{ANSWER_S:g}s"),
-        show_default=f"{ANSWER_S:g}s",
+        shown=f"{ANSWER_S:g}s",
     ),
     declared(Access, "read_timeout_s"),
 )
