@@ -18,7 +18,8 @@ from uprmc.cli.main import uprmc
 
 #: Verbs that talk to no node, or start one themselves.
 _WITHOUT_A_NODE = {
-    *("serve", "tap-adapter", "data", "settings", "demo", "user", "spark", "help", "version"),
+    *("serve", "tap-adapter", "check", "data", "settings", "demo", "user", "spark"),
+    *("help", "version"),
     *("manual", "completion"),
 }
 #: What verbs say otherwise: nodes are arguments, or --source; a server dials for ever.

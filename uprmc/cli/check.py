@@ -20,7 +20,7 @@ _SHOWN = 20
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def check(directory: Path, as_json: bool, debug: bool) -> int:
-    """Read everything in a data directory while no node runs on it.
+    """Read everything in the data directory of a stopped node.
 
     Each record is compared with its checksum, the two indexes with each other, and the pages of the
     file with what they must be. The exit code is 1 if anything is damaged, and 2 if the directory
