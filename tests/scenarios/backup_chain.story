@@ -26,6 +26,7 @@ history branched: 2 vBuckets were cut, 0 are complete again
 $ node b
 $ uprmc restore backups --node b --parallelism 1 --dry-run
 increment 2 of chain-0001: 4 rows, 4 would be written
+now: 4 only in backup backups/chain-0001/0002-incr (4 documents of backup backups/chain-0001/0002-incr and 0 of node b, 4 vBuckets); such as k3, k4, k1, k2
 $ get b - k1
 k1: not found
 $ uprmc restore backups --node b --parallelism 1
@@ -62,6 +63,7 @@ uprmc: UPRMC_DIFFERENT 4 documents differ
 exit code 1
 $ uprmc restore backups --at 0 --node c --force --parallelism 1 --no-check
 increment 0 of chain-0001: 3 rows, 3 written
+3 of them replaced a newer version
 $ get c - k1 k2 k3
 k1=v
 k2=v

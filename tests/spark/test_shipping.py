@@ -47,7 +47,17 @@ def test_it_holds_what_tasks_import_and_construct() -> None:
     held = ("backup", "columnar", "config", "consume", "jobs", "load", "login", "protocol", "spark")
     packages = ("construct/", *(f"uprmc/{name}/" for name in held))
     outside = [name for name in names if not name.startswith(packages)]
-    ours = ["__init__", "connecting", "errors", "model", "places", "ports", "rollback", "units"]
+    ours = [
+        "__init__",
+        "children",
+        "connecting",
+        "errors",
+        "model",
+        "places",
+        "ports",
+        "rollback",
+        "units",
+    ]
     ours += ["core/__init__", "core/form", "core/sources"]
     assert outside == sorted(["uprmc/py.typed", *(f"uprmc/{name}.py" for name in ours)])
 

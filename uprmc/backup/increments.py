@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from uprmc.backup.manifest import Manifest, VBucketPart
 from uprmc.columnar.errors import BackupForeign
 from uprmc.model import SnapshotRange
-from uprmc.rollback import Held, Position, history_of, rollback_point
+from uprmc.rollback import Held, Position, ends_of_branches, history_of, rollback_point
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,9 @@ def _is_shared(uuid: int, seqno: int, present: Held) -> bool:
 def check_same_bucket(chain: Sequence[Manifest], present: Mapping[int, Held], where: str) -> None:
     """See that a node's documents have something to do with those of a chain.
 
-    A node of which no vBucket shares any history with the chain is another one, or was flushed: to
-    take all of it in as an increment would hide that.
+    A node of which no vBucket shares any history with the chain is another one, or was flushed,
+    after which its old branches are shared up to 0 only: to take all of it in as an increment would
+    hide that.
 
     Raises:
         BackupForeign: nothing is shared.
@@ -89,8 +90,8 @@ def check_same_bucket(chain: Sequence[Manifest], present: Mapping[int, Held], wh
         if not any(seqno for _, seqno in boundaries):
             continue
         with_history += 1
-        known = {uuid for uuid, _ in now.failover_log}
-        if any(uuid in known for uuid, _ in boundaries):
+        ends = ends_of_branches(now.failover_log, now.high_seqno)
+        if any(min(seqno, ends.get(uuid, 0)) for uuid, seqno in boundaries):
             return
     if with_history:
         raise BackupForeign(

@@ -127,7 +127,7 @@ class RestoreReport(JsonReport):
                 "whose deletion was dropped before the backup may begin below its old revision"
             )
         if self.check:
-            when = "before: " if self.written.dry_run else ""
+            when = "now: " if self.written.dry_run else ""
             lines.append(when + self.check.summary())
         return "\n".join(lines)
 
