@@ -220,6 +220,7 @@ class Operator:
         """Hand over from `source` to `target`; what is not taken is made right again."""
         numbers = list(numbers)
         self._judge.begins(numbers)
+        was_active = self._has_some(target, numbers)
         reply = yield from self._ask(
             target,
             rc.TAKEOVER,
@@ -232,7 +233,7 @@ class Operator:
             yield from self._after_silence(source, target, numbers)
             return
         if reply.status != codec.OK:
-            self._refused(reply, target, numbers)
+            self._refused(reply, target, was_active or self._has_some(target, numbers))
             return
         told = rc.outcomes(reply.value)
         if sorted(told) != sorted(numbers):
@@ -246,9 +247,14 @@ class Operator:
             if outcome == rc.INTERRUPTED:
                 yield from self._reactivate(number, source)
 
-    def _refused(self, reply: Reply, target: str, numbers: list[int]) -> None:
-        """Nothing has changed: the source did not begin, or the target is active itself."""
-        active = any(target in self._histories.active_at(number) for number in numbers)
+    def _has_some(self, name: str, numbers: list[int]) -> bool:
+        return any(name in self._histories.active_at(number) for number in numbers)
+
+    def _refused(self, reply: Reply, target: str, active: bool) -> None:
+        """Nothing has changed: the source did not begin, or the target is active itself.
+
+        It may have been when it was asked: a client tells it at any time that it was deposed.
+        """
         if reply.status != codec.TRY_AGAIN and not (active and reply.status == codec.INVALID):
             complain(f"{target} does not take over: {reply}")
         self.verdicts[rc.REFUSED] = self.verdicts.get(rc.REFUSED, 0) + 1

@@ -17,7 +17,7 @@ from tests.sim.replica_desk import ReplicaDesk
 from tests.sim.replica_mirror import AT_ENDS, AT_ONCE
 from tests.sim.replica_plan import Plan
 from tests.sim.replica_run import ReplicaRun
-from tests.sim.test_replica_programs import deposed_active
+from tests.sim.test_replica_programs import deposed_active, nobody_tells
 from uprmc.client import nodes
 from uprmc.client.follow import Follower
 from uprmc.client.nodes import Nodes
@@ -375,7 +375,7 @@ def _cut_the_ring_too_early(patch: pytest.MonkeyPatch) -> None:
 
     def keys_above(writer: PositionWriter, vbucket: int, seqno: int) -> list[bytes]:
         assert isinstance(writer.state, MemoryState)
-        entries = [entry for entry in ring_after(writer.state, vbucket, seqno) if entry[0] % 3]
+        entries = [entry for entry in ring_after(writer.state, vbucket, seqno) if not entry[0] % 3]
         return list(dict.fromkeys(key for _, key in reversed(entries) if key != BOUNDARY))
 
     patch.setattr(PositionWriter, "keys_above", keys_above)
@@ -611,6 +611,7 @@ def test_a_program_that_follows_a_deposed_active_is_noticed(
     break_it: Patch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     break_it(monkeypatch)
+    nobody_tells(monkeypatch)
     notice(
         break_it,
         lambda seed: deposed_active(ReplicaDesk("pair", seed=seed), AT_ENDS),

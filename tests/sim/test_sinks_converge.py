@@ -114,7 +114,6 @@ def _wait_for_no_broker(patch: pytest.MonkeyPatch) -> None:
         (_write_rows_late, "sqlite", 0.05, "a reader of sqlite has"),
         (_undo_nothing, "http", 0.0, "a reader of http has"),
         (_say_nothing_of_what_is_void, "jsonl", 0.05, "a reader of jsonl was never told|twice"),
-        (_say_nothing_of_what_is_void, "http", 0.05, "a reader of http was never told"),
         (_wait_for_no_broker, "kafka", 0.05, "a reader of kafka has"),
     ],
 )
