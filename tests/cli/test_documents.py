@@ -183,7 +183,7 @@ def test_top_tells_what_a_node_does(ask: Ask) -> None:
 def test_who_may_only_read_cannot_write(ask: Ask) -> None:
     ended = ask("set", "k", "v", user="bob")
     assert ended.code == 1
-    assert "Not authorized" in ended.line()
+    assert "Not authorized: needs write" in ended.line()
     assert ask("keys", user="bob").code == 0
 
 

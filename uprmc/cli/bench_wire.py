@@ -109,6 +109,7 @@ class Binary:
     def take(self, buffer: bytearray, sent: Sequence[Request]) -> Replies:
         """See `Wire`."""
         found: dict[tuple[int, int], int] = {}
+        texts: dict[int, str] = {}
         at, end = 0, len(buffer)
         while end - at >= HEADER_BYTES:
             magic, opcode, _, _, _, status, body_bytes, _, _ = unpack_response(buffer, at)
@@ -117,19 +118,26 @@ class Binary:
             if at + HEADER_BYTES + body_bytes > end:
                 break
             at += HEADER_BYTES + body_bytes
+            if status and status not in texts:
+                texts[status] = buffer[at - body_bytes : at].decode("utf-8", "replace")
             kind = opcode, status
             found[kind] = found.get(kind, 0) + 1
         del buffer[:at]
         return {
-            (self._tests.get(opcode, f"opcode {opcode}"), _reason(status)): times
+            (
+                self._tests.get(opcode, f"opcode {opcode}"),
+                _reason(status, texts.get(status, "")),
+            ): times
             for (opcode, status), times in found.items()
         }
 
 
 @lru_cache
-def _reason(status: int) -> str:
+def _reason(status: int, text: str) -> str:
     if status == Status.KEY_NOT_FOUND:
         return MISSING
+    if text.isprintable() and text:
+        return f"{text} ({status:04x})"
     return status_text(status) if status else DONE
 
 

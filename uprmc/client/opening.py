@@ -96,9 +96,10 @@ class Opening:
         if opened.status == Status.AUTH_ERROR:
             raise OpenRefused(f"the node at {self.place} {WANTS_LOGIN}")
         if opened.status:
+            denied = opened.status == Status.ACCESS_DENIED
             refused = OpenRefused(
-                f"the node at {self.place} refuses to open a stream connection: {opened.reason}; "
-                "see its log and the consumer's name"
+                f"the node at {self.place} refuses to open a stream connection: {opened.reason}"
+                + ("" if denied else "; see its log and the consumer's name")
             )
             raise refused if self.tls else refused.doubting(self.place)
 
