@@ -365,7 +365,7 @@ UP, LISTEN = ("--upstream", "127.0.0.1:1"), ("--listen", "127.0.0.1:0")
     [
         ((), "--upstream"),
         (UP, "--listen"),
-        (("--upstream", "somewhere", *LISTEN), "--upstream: 'somewhere' is no node"),
+        (("--upstream", "some where", *LISTEN), "'some where' is not HOST:PORT"),
         ((*UP, *LISTEN, "--on-rollback", "perhaps"), "--on-rollback"),
         ((*UP, *LISTEN, "--buffer", "much"), "'much' is not a size"),
         ((*UP, *LISTEN, "--buffer", "65535"), "'65535' is less than 65536 bytes"),

@@ -174,8 +174,8 @@ def links(node: ObservedNode) -> list[dict[str, object]]:
 
 
 def index(node: ObservedNode) -> dict[str, object]:
-    """Return whether the process of the index runs."""
-    return stat_index.page(node)
+    """Return whether the process of the index runs, and for which designs."""
+    return {**stat_index.page(node), "designs": node.index.designs}
 
 
 def events(node: ObservedNode) -> list[dict[str, object]]:
