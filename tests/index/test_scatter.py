@@ -16,10 +16,11 @@ from tests.index.fake_index import FakeGroup, FakeService
 from tests.index.memory_tree import MemoryTree, entries
 from tests.server.support import Loop
 from uprmc.config import IndexSettings
+from uprmc.index.design import Design
 from uprmc.index.errors import Refused, timed_out, version_lost
 from uprmc.index.http import views_site
 from uprmc.index.model import Token
-from uprmc.index.scatter import PAUSES_S, Scatter
+from uprmc.index.scatter import PAUSES_S, REDUCERS_KEPT, Scatter
 
 MAP = {"emit": [{"key": "$.k", "value": 1}]}
 DESIGN = {"views": {"rows": {"map": MAP}, "sums": {"map": MAP, "reduce": "_sum"}}}
@@ -175,6 +176,21 @@ def test_a_vbucket_that_no_node_has_is_a_503_that_names_it_after_some_attempts(
     status, answer = cluster.ask("/default/_design/d/_view/rows")
     assert (status, answer["error"], answer["vbuckets"]) == (503, "set_view_outdated", [3])
     assert cluster.scatter.retries == len(PAUSES_S) == 5
+
+
+def test_reducers_that_are_not_needed_are_not_kept(cluster: Cluster) -> None:
+    reducers = cluster.scatter._reducers
+    designs = [
+        Design.parse("d", json.dumps({"views": {f"v{n}": DESIGN["views"]["sums"]}}).encode())
+        for n in range(REDUCERS_KEPT + 1)
+    ]
+    for design in [*designs[:REDUCERS_KEPT], designs[0]]:
+        cluster.scatter._reducing(design, 0)
+    assert len(reducers) == REDUCERS_KEPT
+    cluster.scatter._reducing(designs[-1], 0)
+    assert [design for design in designs if (design.signature, 0) not in reducers] == [designs[1]]
+    assert cluster.ask("/default/_design/new", "PUT", DESIGN)[0] == 201
+    assert not reducers
 
 
 def test_a_node_that_was_deposed_is_not_asked_while_its_successor_is_silent(

@@ -44,6 +44,9 @@ _KNOWN_S = 5.0
 
 _KEPT = 256
 
+#: Reducers that were used last and are kept; each may have a process of its own.
+REDUCERS_KEPT = 16
+
 
 class _Lately:
     """Values that are good for a while; the oldest go first."""
@@ -162,6 +165,7 @@ class Scatter:
         finally:
             self._designs.forget()
             self._maps.forget()
+            self._reducers.clear()  # of a definition that may be gone
 
     async def design(self, name: str, new: bool = False) -> Design:
         """Return a definition, of this node or of another; raise `Refused`."""
@@ -197,11 +201,14 @@ class Scatter:
         if not design.views[view_index].reduces:
             return None
         key = design.signature, view_index
-        if key not in self._reducers:
-            while len(self._reducers) >= _KEPT:
-                self._reducers.pop(next(iter(self._reducers))).close()
-            self._reducers[key] = make_reducer(design, view_index, self._settings)
-        return Reducing(self._reducers[key], self._in_thread)
+        reducer = self._reducers.pop(key, None)
+        if reducer is None:
+            reducer = make_reducer(design, view_index, self._settings)
+        self._reducers[key] = reducer  # the newest is the last
+        # One that goes ends with the last answer that needs it, and its process with it.
+        while len(self._reducers) > REDUCERS_KEPT:
+            del self._reducers[next(iter(self._reducers))]
+        return Reducing(reducer, self._in_thread)
 
     # --- the map ------------------------------------------------------------------------------
 
