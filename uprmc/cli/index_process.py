@@ -24,7 +24,7 @@ from twisted.internet.error import ReactorNotRunning
 from twisted.python.threadpool import ThreadPool
 
 from uprmc.cli.signals import heed_signals
-from uprmc.config import Settings
+from uprmc.config import Settings, unix_mode
 from uprmc.engine.stats import Stats
 from uprmc.errors import ConfigError
 from uprmc.index.design_folder import InUse
@@ -185,6 +185,7 @@ class IndexProcess:
                 setting="server.views",
                 backlog=server.listen_backlog,
                 tls=self._tls,
+                mode=unix_mode(server.unix_mode, "server.unix_mode"),
             )
         else:
             given = socket.socket(fileno=self._listen_fd)

@@ -55,7 +55,7 @@ def _reaching(function: Any) -> Any:
     multiple=True,
     metavar="KEY=VALUE",
     help="Change any setting. Those of `index` and `log` count here, and `server.views`, "
-    "`server.users`, `server.tls_cert`, `server.tls_key`.",
+    "`server.users`, `server.tls_cert`, `server.tls_key`, `server.unix_mode`.",
 )
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def serve(

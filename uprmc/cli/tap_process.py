@@ -28,7 +28,7 @@ from uprmc.client.state import StateRefused
 from uprmc.client.tap_connection import connection_name
 from uprmc.client.tap_state import FileKeeper, MemoryKeeper, TapState
 from uprmc.client.tap_upstream import RemoteUpstream
-from uprmc.config import Settings
+from uprmc.config import Settings, unix_mode
 from uprmc.errors import ConfigError
 from uprmc.ports import Session
 from uprmc.server.adapter import SessionFactory
@@ -164,6 +164,7 @@ class TapProcess:
             setting="--listen",
             backlog=self._settings.server.listen_backlog,
             tls=self._tls,
+            mode=unix_mode(self._settings.server.unix_mode, "server.unix_mode"),
         ).addCallbacks(self._ready, self._failed)
 
     def _ready(self, listener: Listener) -> None:
