@@ -22,9 +22,4 @@ def index(node: ObservedNode) -> StatGroup:
 def page(node: ObservedNode) -> dict[str, object]:
     """Return the same for ``/status.json``."""
     driver = node.index
-    return {
-        **dict(index(node)),
-        "pid": driver.pid,
-        "restarts": driver.restarts,
-        "designs": driver.designs,
-    }
+    return {**dict(index(node)), "pid": driver.pid, "restarts": driver.restarts}
