@@ -416,6 +416,24 @@ def test_a_link_without_a_link_back_begins_at_zero_and_can_be_reconciled_as_it_r
 
 
 @pytest.mark.acceptance("X06")
+def test_what_was_accepted_here_up_to_the_last_seqno_of_a_branch_is_deleted_and_no_more(
+    centres: DataCentres,
+) -> None:
+    a, b = centres.start("a"), centres.start("b")
+    link = centres.link(a, b)
+    write(a, 0, 40)
+    centres.until_level(link)
+    behind = lost_origin(a)
+    last = Origin(behind.uuid, behind.seqno - 1)
+    plant(b, b"last", last)
+    plant(b, b"behind", behind)
+    centres.loop.until(lambda: is_level(link) and len(link.shipments) == VBUCKETS)
+    centres.command(a, "reconcile", name="west")
+    rows = until_over(centres, a)["vbuckets"]
+    assert [(row["deleted"], row["kept"]) for row in rows] == [(0, 0), (0, 0), (1, 1), (0, 0)]
+    assert documents(b).keys() - documents(a).keys() == {b"behind"}
+
+
 def test_a_link_that_is_made_again_lets_no_deleted_document_return_and_can_be_reconciled(
     centres: DataCentres,
 ) -> None:
