@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import mul
 from typing import Any
 
 import pytest
@@ -21,8 +22,10 @@ from uprmc.xdcr import checkpoint, outbound, received, resuming, sender
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.link import Link
 from uprmc.xdcr.outbound import Outbound
+from uprmc.xdcr.progress import Progress
 from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
+from uprmc.xdcr.run import Run
 from uprmc.xdcr.sender import Sender
 from uprmc.xdcr.shipment import Position, Shipment
 from uprmc.xdcr.spec import LinkSpec
@@ -98,6 +101,32 @@ def _give_equal_versions_up(patch: pytest.MonkeyPatch) -> None:
         return wins
 
     patch.setattr(Sender, "looked_up", strict)
+
+
+def _count_what_is_refused_as_done(patch: pytest.MonkeyPatch) -> None:
+    """Pass what the target refuses for good."""
+    patch.setattr(Sender, "_owe", lambda *_: None)
+
+
+def _leave_debts_out(patch: pytest.MonkeyPatch) -> None:
+    """Say that nothing is left although some of it is refused."""
+    patch.setattr(
+        Progress, "changes_left", property(lambda self: sum(map(mul, (1, -1), self._totals())))
+    )
+    patch.setattr(Link, "error", property(lambda self: self._halted))
+
+
+def _begin_again_at_the_front(patch: pytest.MonkeyPatch) -> None:
+    """Remember debts as arrived when a stream ends."""
+    drop = Run.drop
+
+    def forgetful(self: Run, shipments: Any, *, remember: bool = True) -> None:
+        dropped = list(shipments)
+        for shipment in dropped:
+            shipment.through = shipment.front
+        drop(self, dropped, remember=remember)
+
+    patch.setattr(Run, "drop", forgetful)
 
 
 # --- what has arrived -----------------------------------------------------------------------------
@@ -198,6 +227,9 @@ _AGAIN = replace(
     fickle=(2,),
 )
 
+_REFUSED = Plan(
+    routes("line"), NO_FAULTS, operating={"behind": 1}, writer_s=0.03, purge_s=0.0, steps=2_000
+)
 #: Runs in which a rule is needed often.
 _PLANS: dict[Patch, Plan] = {
     _echo: Plan(routes("ring"), NO_FAULTS, varied_wires=False, steps=2_000),
@@ -210,6 +242,9 @@ _PLANS: dict[Patch, Plan] = {
         _AGAIN, routes=(Route(0, 1, deletions=False), Route(1, 2), Route(0, 2))
     ),
     _give_equal_versions_up: RUNS["clocks that agree too well"],
+    _count_what_is_refused_as_done: _REFUSED,
+    _leave_debts_out: _REFUSED,
+    _begin_again_at_the_front: replace(_REFUSED, faults=Faults(cut_s=0.2)),
     _take_sent_for_arrived: Plan(routes("pair"), Faults(cut_s=0.2), writer_s=0.03, steps=3_000),
     _go_on_where_it_was: _KILLED,
     _ask_the_target_too_early: _KILLED,
@@ -245,6 +280,9 @@ _PLANS: dict[Patch, Plan] = {
         (_wait_for_no_disk, "was sent before its link was to send it"),
         (_take_links_for_complete, "has everything of"),
         (_give_equal_versions_up, "has everything of|is newer"),
+        (_count_what_is_refused_as_done, "has everything of"),
+        (_leave_debts_out, "has everything of"),
+        (_begin_again_at_the_front, "has everything of"),
         (_take_sent_for_arrived, "has everything of"),
         (_go_on_where_it_was, "has everything of"),
         (_ask_the_target_too_early, "has everything of"),

@@ -7,11 +7,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.sim.judges import complain
 from tests.sim.xdcr_plan import Plan, Route
 from tests.sim.xdcr_truth import Book, Truth, Version, is_kept
+
+
+class Bounds(NamedTuple):
+    """The first and last seqno of a snapshot."""
+
+    start: int
+    end: int
+
+
+class Place(NamedTuple):
+    """A place in a stream."""
+
+    seqno: int
+    snapshot: Bounds
 
 
 class ArrivalJudge:
@@ -29,6 +43,7 @@ class ArrivalJudge:
         self.counts: Counter[str] = Counter()
         self._truth = truth
         self._seen: dict[tuple[str, str, int], tuple[object, int]] = {}
+        self._level: dict[tuple[str, str, int], tuple[object, int, int]] = {}
 
     def look(self, node: Any, route: Route, targets: Iterable[Any]) -> None:
         """Look at the streams of a link of a node."""
@@ -48,6 +63,23 @@ class ArrivalJudge:
                 self.counts["began elsewhere" if began else "arrived"] += 1
                 self.counts["forwarded"] += began and link.forwarded_from.get(number) == through
                 self._judge(node, route, target, number, shipment.through)
+
+        if link.state == "running" and not link.progress.changes_left:
+            self._judge_level(node, link, route, targets)
+
+    def _judge_level(self, node: Any, link: Any, route: Route, targets: Iterable[Any]) -> None:
+        """A link that runs and has nothing left has brought everything."""
+        for number, vbucket in node.bucket.active.items():
+            shipment, place = link.shipments.get(number), (node.name, route.name, number)
+            target = shipment and self._target(targets, shipment, number)
+            if target is None:
+                continue
+            high = vbucket.high_seqno
+            seen = shipment, high, self._truth.book(target.name, number).high
+            if self._level.get(place) != seen:
+                self._level[place] = seen
+                self.counts["level"] += 1
+                self._judge(node, route, target, number, Place(high, Bounds(high, high)))
 
     def _target(self, targets: Iterable[Any], shipment: Any, number: int) -> Any:
         """Return the node that the stream goes to, unless it has lost what it had meanwhile."""

@@ -20,7 +20,15 @@ TOPOLOGIES: dict[str, tuple[tuple[int, int], ...]] = {
 }
 
 #: What the operator does, and how often.
-OPERATING = {"pause": 3, "checkpoint": 4, "part": 2, "failover": 1, "restore": 1, "recreate": 1}
+OPERATING = {
+    "pause": 3,
+    "checkpoint": 4,
+    "part": 2,
+    "failover": 1,
+    "restore": 1,
+    "recreate": 1,
+    "behind": 1,
+}
 
 #: When changes are sent, if links differ in it.
 _SHIPS = ("accepted", "accepted", "persisted")
@@ -78,6 +86,7 @@ class Plan:
         fickle: places of the links that the operator deletes and makes again; empty = all.
         drift_s: clocks are wrong by so much at most.
         grain_s: resolution of the clocks.
+        burst: so many documents are written at once sometimes: more than are read at once.
         expiring: chance that a document is to expire.
         writers: clusters where documents are written.
     """
@@ -96,6 +105,7 @@ class Plan:
     expiring: float = 0.0
     writers: tuple[int, ...] = (0, 1, 2, 3)
     writer_s: float = 0.1
+    burst: int = 1
     keys: int = 8
     vbuckets: int = 2
     sync: bool = True
@@ -158,6 +168,7 @@ def random_plan(world: World) -> Plan:
         expiring=random.choice((0.0, 0.0, 0.2)),
         writers=tuple(range(clusters)) if random.random() < 0.7 else (0,),
         writer_s=random.choice((0.03, 0.1, 0.3)),
+        burst=random.choice((1, 1, 12)),
         keys=random.choice((2, 6, 14)),
         vbuckets=random.choice((1, 1, 2)),
         sync=random.random() < 0.7,

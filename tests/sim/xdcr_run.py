@@ -47,6 +47,12 @@ _ROUNDS = 6
 
 _TIDY_S = 0.3
 
+#: Chance that many documents are written at once.
+_BURSTING = 0.1
+
+#: A node whose clock is so far behind refuses what others have made.
+_BEHIND_S = 2 * 86_400
+
 #: How long a node may be down.
 _ABSENCES_S = (0.0, 0.1, 1.0)
 
@@ -224,7 +230,8 @@ class XdcrRun(Judged[Plan]):
     def _write(self, site: Site) -> None:
         if not self.writing:
             return
-        self.write(site)
+        for _ in range(self.plan.burst if self.world.random.random() < _BURSTING else 1):
+            self.write(site)
         self._write_later(site)
 
     def write(self, site: Site) -> None:
@@ -343,6 +350,15 @@ class XdcrRun(Judged[Plan]):
         ):
             site.active = others[0]
             site.active.replication.fail_over(range(self.plan.vbuckets), lambda *_: None)
+
+    def _behind(self) -> None:
+        """Set the clock of a node back for a while."""
+        drift = self.world.random.choice(self.nodes).drift
+        drift.offset_s -= _BEHIND_S
+        self.world.after(self.world.between(0.3, 2.0), partial(self._set_right, drift))
+
+    def _set_right(self, drift: Drift) -> None:
+        drift.offset_s += _BEHIND_S
 
     def _restore(self) -> None:
         """Keep a copy of a directory, or put one in the place of it."""
@@ -609,6 +625,7 @@ class XdcrRun(Judged[Plan]):
                 total["lost at the target"] += counters.docs_failed_cr_target
                 total["lost at the source"] += counters.docs_failed_cr_source
                 total["checkpoints"] += counters.checkpoints
+                total["refused"] += counters.docs_refused
         total["crashes"] = sum(faults.crashes for faults in self.faults)
         total["cuts"] = sum(faults.cuts for faults in self.faults)
         total["sent"] = self._sent()

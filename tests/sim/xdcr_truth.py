@@ -132,13 +132,17 @@ class Book:
             self.held[key] = [each for each in versions if each[0] <= seqno]
 
     def _scan(self, vbucket: Any, newest: Any, after: int, *, renewed: bool) -> None:
-        """Take note of what came after a seqno; in another history deletions are on disk only."""
+        """Take note of what came after a seqno; in another history deletions are on disk only.
+
+        What the disk has above the high seqno is of a history that was left, and goes with the next
+        commit.
+        """
         found = list(map(Record.of, vbucket.table.versions()))
         is_other = renewed or after < self.high
         if newest is not None and is_other and int(vbucket.state) == ACTIVE:
             found += newest[1].values()
         for record in sorted(found, key=lambda each: each.seqno):
-            if record.seqno > after:
+            if after < record.seqno <= vbucket.high_seqno:
                 self._add(record)
 
     def _add(self, record: Record) -> None:

@@ -174,7 +174,7 @@ class Sender:
         windows, sent = target.windows, target.windows.close(out)
         shipments, rules = self._run.shipments, self.rules
         for number, _, debt in self._run.debts:
-            if shipments[number].place != target.place or debt.trial is not None:
+            if shipments[number].place != target.place or debt.trial or debt.replaced_in:
                 continue
             window = debt.trial = windows.current
             window.is_trial = True

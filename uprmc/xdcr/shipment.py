@@ -6,7 +6,7 @@ arrived up to a position when that batch and all earlier ones are settled.
 
 What the target refuses for good is a *debt*: it is tried again from time to time, later items go on
 meanwhile, and the vBucket has not arrived beyond it. A debt ends when the target accepts the
-version, or when a newer version of the key, or its deletion, is read: then that one is to arrive.
+version, or a newer one of the key, or its deletion.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ class Debt:
     since: float  # monotonic time of the first refusal
     window: Window  # the batch that it was in first
     trial: Window | None = None  # the batch in which it is tried again
+    replaced_in: Window | None = None  # the batch that has a newer version of the key
 
 
 class Debts:
@@ -224,6 +225,8 @@ class Shipment:
                 held[-1] = (held[-1][0], self.front)
             else:
                 self.through = self.front
+            for key in [k for k, debt in self.debts.items() if debt.replaced_in is window]:
+                self.paid(key)
         self.moved[self.vbucket.id] = None
 
     # --- what is refused ------------------------------------------------------------------------

@@ -142,8 +142,6 @@ def ship(
     window = windows.current
     for index in range(first, last):
         key, position, end = keys[index], positions[index], ends[index]
-        if owed and key in owed:
-            shipment.paid(key)  # it is replaced: only this version matters
         if pattern is not None and pattern.search(key) is None:
             counters.docs_filtered += 1
             continue
@@ -170,6 +168,8 @@ def ship(
         if uuid in theirs and first_seqno <= theirs[uuid]:
             if end or not shipment.is_needed(first_seqno):
                 counters.echoes_stopped += 1
+                if owed and key in owed:
+                    shipment.paid(key)  # the target has something newer itself
                 continue
         elif seqno <= arrived:
             continue
@@ -198,6 +198,8 @@ def ship(
             out.append(frame)
             sent += len(frame)
         windows.add(window, frame, looked_up=looked_up)
+        if owed and key in owed:
+            owed[key].replaced_in = window  # only this version matters from now on
     if done is not None:
         shipment.sent(window, Position(done, SnapshotRange(done, done)))
     elif last > first:
