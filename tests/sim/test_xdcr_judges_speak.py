@@ -136,9 +136,9 @@ def _take_sent_for_arrived(patch: pytest.MonkeyPatch) -> None:
     """Do not wait for answers."""
     sent = Shipment.sent
 
-    def hasty(self: Shipment, window: Any, seqno: int, done: int | None) -> None:
-        sent(self, window, seqno, done)
-        self.through = self._under_way[-1][1]
+    def hasty(self: Shipment, window: Any, position: Position) -> None:
+        sent(self, window, position)
+        self.through = position
 
     patch.setattr(Shipment, "sent", hasty)
 
