@@ -13,7 +13,7 @@ from tests.storage.processes import run_python
 from uprmc.errors import StoreCorrupt, StoreRefused
 from uprmc.model import SEQNO_MAX, Item
 from uprmc.record import pack, seqno_of
-from uprmc.storage import layout
+from uprmc.storage import layout, segments
 from uprmc.storage.check import check_directory
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, Damaged, DamagedRecords, StoreView, VBucketChange
@@ -42,12 +42,15 @@ def store(path: Path) -> Iterator[LmdbStore]:
 
 def damage(store: LmdbStore, item: Item, *, bit: int = -1, vbucket: int = 0) -> None:
     """Flip a bit of an item's record in its segment."""
-    files, record = store._files, pack(item)
+    files = store._files
     with files.env.begin(files.databases.by_seq, write=True) as txn:
         cursor = txn.cursor()
         assert cursor.set_range(layout.by_seq_key(vbucket, item.seqno))
         key, segment = cursor.item()
-        at = segment.index(record) + (bit // 8) % len(record)
+        records = segments.split(segment)
+        (place,) = (at for at, each in enumerate(records) if seqno_of(each) == item.seqno)
+        begin = len(segment) - sum(map(len, records[place:]))
+        at = begin + (bit // 8) % len(records[place])
         flipped = segment[:at] + bytes([segment[at] ^ 1 << bit % 8]) + segment[at + 1 :]
         txn.put(key, flipped)
 
