@@ -87,6 +87,7 @@ def test_a_replica_that_dialled() -> None:
             max_marker_version 2.2
             uprmc_versions true
             uprmc_persisted true
+            uprmc_heals true
             uprmc_vbucket_facts true
             uprmc_origins true
             send_stream_end_on_client_close_stream true

@@ -224,7 +224,14 @@ def test_that_very_version_heals_a_record(store: LmdbStore) -> None:
 
 
 @pytest.mark.parametrize(
-    "version", [live(b"k4", 9), live(b"k5", 5, b"wrong"), live(b"nobody", 4), tombstone(b"k4", 3)]
+    "version",
+    [
+        live(b"k4", 9),
+        live(b"k4", 4, b"made up"),
+        live(b"k5", 5, b"wrong"),
+        live(b"nobody", 4),
+        tombstone(b"k4", 3),
+    ],
 )
 def test_another_version_heals_nothing(store: LmdbStore, version: Item) -> None:
     damage(store, ITEMS[3])

@@ -93,7 +93,7 @@ def versioned_marker(opaque: int, start: int, end: int, purged: int) -> bytes:
 def test_everything_that_begins_a_conversation_goes_out_in_one_piece(target: Rig) -> None:
     script = Script(target, grant=False)
     asked = script.sent()
-    assert kinds(asked) == [HELLO, OPEN] + [CONTROL] * 10
+    assert kinds(asked) == [HELLO, OPEN] + [CONTROL] * 11
     assert asked[1].key == b"repl"
     assert asked[1].extras == struct.pack(">II", 0, 0x21)
     options = {each.key: each.value for each in asked[2:]}

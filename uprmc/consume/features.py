@@ -36,6 +36,7 @@ END_ON_CLOSE = b"send_stream_end_on_client_close_stream"
 BACKFILL_ORDER = b"backfill_order"
 VERSIONS = b"uprmc_versions"
 PERSISTED = b"uprmc_persisted"
+HEALS = b"uprmc_heals"
 TERMS = b"uprmc_terms"
 FACTS = FACTS_KEY
 ORIGINS = ORIGINS_KEY
@@ -61,6 +62,7 @@ CONTROLS: Mapping[bytes, str] = {
     BACKFILL_ORDER: "sequential",
     VERSIONS: "true",
     PERSISTED: "true",
+    HEALS: "true",
     TERMS: "true",
     FACTS: "true",
     ORIGINS: "true",
@@ -138,6 +140,7 @@ REPLICA = Handshake(
         MARKERS,
         VERSIONS,
         PERSISTED,
+        HEALS,
         FACTS,
         ORIGINS,
         END_ON_CLOSE,

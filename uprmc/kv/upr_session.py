@@ -114,7 +114,14 @@ class UprSession(BinarySession):
     It takes over from the `BinarySession` that got the OPEN.
     """
 
-    __slots__ = ("_answer_max_bytes", "_gentle_left", "_pausing", "_sent", "peer")
+    __slots__ = (
+        "_answer_max_bytes",
+        "_gentle_left",
+        "_pausing",
+        "_sent",
+        "_version_max_bytes",
+        "peer",
+    )
 
     def __init__(
         self, before: BinarySession, wake: Callable[[], None], opening: Request, flags: int
@@ -129,6 +136,7 @@ class UprSession(BinarySession):
         consumes = isinstance(self.peer, Consumer)
         most = before.services.settings.max_frame_bytes
         self._answer_max_bytes = most if consumes else _ANSWER_MAX_BYTES
+        self._version_max_bytes = most
 
     # --- the doors ------------------------------------------------------------------------------
 
@@ -222,7 +230,7 @@ class UprSession(BinarySession):
                     return taken
             return super()._one(data, position, size)
         length = int(HEADER_BYTES + body_length)
-        if body_length > self._answer_max_bytes:
+        if body_length > self._most_of(opaque):
             return self._skip(length, size - position)
         if size - position < length:
             return -length
@@ -235,6 +243,11 @@ class UprSession(BinarySession):
         except RemoteProtocolError as error:
             self._close(str(error))
         return length
+
+    def _most_of(self, opaque: int) -> int:
+        """Return how long the answer with this opaque may be: a version that was asked for is."""
+        asked = isinstance(self.peer, Producer) and self.peer.expects(opaque)
+        return self._version_max_bytes if asked else self._answer_max_bytes
 
     def _take_run(self, data: bytes, position: int, number: int, opaque: int) -> int:
         """Take the simple mutations of a stream; return their bytes."""

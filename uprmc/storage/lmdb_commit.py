@@ -247,13 +247,14 @@ class BatchWriter:
             return
         sound, damaged = self._examine(key, segment)
         others = [each for each in damaged if each.key != key_of(record)]
-        if len(others) == len(damaged):
+        written = segments.as_written(key, segment, record)
+        if len(others) == len(damaged) or written is None:
             return
         stale = self._take_marks(self._first_of(key), key)
         self._by_seq.set_key(key)
         self._by_seq.delete()
         left = segments.without(sound, stale)
-        self._put(prefix, self._with_stand_ins([*left, record], others))
+        self._put(prefix, self._with_stand_ins([*left, written], others))
 
     def _take_marks(self, first: bytes, last: bytes) -> set[bytes]:
         """Remove the marks from one by-seq key to another; return the seqnos."""

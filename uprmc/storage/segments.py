@@ -34,7 +34,17 @@ from xxhash import xxh3_64_intdigest as checksum
 
 from uprmc.core import form
 from uprmc.errors import StoreCorrupt
-from uprmc.record import RECORD_OVERHEAD_BYTES, RECORD_VERSION, SEQNO, key_of
+from uprmc.record import (
+    AGE_BITS,
+    AGE_STEP,
+    KIND_AT,
+    RECORD_OVERHEAD_BYTES,
+    RECORD_VERSION,
+    SEQNO,
+    key_of,
+    stand_in,
+    with_kind,
+)
 
 #: Four pages of LMDB without their header. With one, a commit costs a tenth more and a scan a
 #: quarter; with many, a free place for a segment would be hard to find in the file.
@@ -117,6 +127,31 @@ def sound(key: bytes, segment: bytes) -> list[bytes]:
         for record, written in zip(records, sums, strict=True)
         if checksum(record, vbucket) & _LAST_32_BITS == written
     ]
+
+
+def as_written(key: bytes, segment: bytes, record: bytes) -> bytes | None:
+    """Return a version as a damaged segment had it, ``None`` if it never had that version.
+
+    The checksum tells, also of a version that somebody else says is the right one. What cannot be
+    known is believed: if the segment's head is damaged, or a stand-in has taken the record's place.
+
+    Args:
+        key: the segment's by-seq key.
+        segment: it has the damaged record.
+        record: the version, with any age.
+    """
+    try:
+        found, sums = _parts(segment)
+    except StoreCorrupt:
+        return record
+    vbucket = int.from_bytes(key[:VBUCKET_BYTES], "big")
+    kind = record[KIND_AT] & ~AGE_BITS
+    for age in range(0, AGE_BITS + 1, AGE_STEP):
+        variant = with_kind(record, kind | age)
+        if checksum(variant, vbucket) & _LAST_32_BITS in sums or variant in found:
+            return variant
+    placeholder = stand_in(key_of(record), int.from_bytes(record[SEQNO], "big"))
+    return record if placeholder in found else None
 
 
 def split(segment: bytes) -> list[bytes]:

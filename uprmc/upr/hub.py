@@ -14,6 +14,7 @@ from uprmc.engine.leases import Leases
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.view_gate import ViewGate
 from uprmc.login.credentials import Credentials
+from uprmc.model import Item
 from uprmc.upr.peer import Peer
 
 
@@ -169,6 +170,10 @@ class Hub:
         self.leases.release_views()
         for producer in self.producers.values():
             producer.release_views()
+
+    def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
+        """Ask a replica for a key's newest version; says whether there is one to ask."""
+        return any(each.ask_version(number, key, done) for each in self.producers.values())
 
     def is_filled(self, number: int) -> bool:
         """Tell whether a vBucket gets its content from another node, or is to get it."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from uprmc.model import Item
 from uprmc.protocol.header import ResponseFrame
 from uprmc.upr.keepalive import Due
 
@@ -65,6 +67,9 @@ class Peer(Protocol):
 
     def fills(self, number: int) -> bool:
         """Tell whether a vBucket gets its content here, or is to get it."""
+
+    def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
+        """Ask the other side for a key's newest version; says whether it can be asked."""
 
     def disconnect(self, why: str) -> None:
         """Ask the session to hang up."""

@@ -110,9 +110,14 @@ class Replication:
         return None
 
     def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
-        """Ask a vBucket's source for a key's newest version; see `Source.ask_version`."""
+        """Ask a vBucket's source, or a replica of it, for a key's newest version.
+
+        `done` is called unless the connection ends first. Whether it is asked is returned.
+        """
         source = self.source_of(number)
-        return source is not None and source.ask_version(number, key, done)
+        if source is not None:
+            return source.ask_version(number, key, done)
+        return self._hub.ask_version(number, key, done)
 
     def _follows(self, number: int) -> bool:
         """Tell whether a vBucket is filled from another node, or is being taken over."""

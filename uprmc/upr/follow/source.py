@@ -314,6 +314,8 @@ class Source:
             if now >= self._dial_at:
                 self._call()
         elif self._open_link() is not None:
+            patience_s = self._hub.settings.dial_timeout_s
+            self._compared = self._compared or now - self._began_at >= patience_s
             self._ask()
         elif link is not None and link.closing:
             pass  # it has failed; its end comes with the reason

@@ -47,6 +47,7 @@ class Options:
         sequential: one backfill after the other.
         priority: for statistics.
         versioned_markers: snapshot markers come in the form of version 2.2.
+        heals: whether the peer may be asked for versions that are damaged here.
         versions, barriers, rounds, snapshot_ends, leases, persisted, facts, origins, terms,
             snapshots, stream_requests: our extensions; HELLO also grants origins and terms.
         watermarks: whether the peer may register.
@@ -63,6 +64,7 @@ class Options:
     new_statuses: bool = False
     sequential: bool = False
     priority: str = "medium"
+    heals: bool = False
     versions: bool = False
     barriers: bool = False
     rounds: bool = False
@@ -188,6 +190,7 @@ _SETTERS: dict[bytes, Callable[[Options, str], None]] = {
     b"uprmc_snapshot_end": _switch("snapshot_ends"),
     b"uprmc_leases": _switch("leases"),
     b"uprmc_persisted": _switch("persisted"),
+    b"uprmc_heals": _switch("heals"),
     FACTS_KEY: _switch("facts"),
     ORIGINS_KEY: _switch("origins"),
     b"uprmc_terms": _switch("terms"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from uprmc.consume.undo import question, version
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
@@ -18,8 +19,8 @@ from uprmc.errors import (
     StreamNotFound,
     UnknownCommand,
 )
-from uprmc.model import FailoverLog
-from uprmc.protocol.header import ResponseFrame
+from uprmc.model import FailoverLog, Item
+from uprmc.protocol.header import ResponseFrame, encode_request
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import (
     BUFFER_ACK_EXTRAS,
@@ -45,6 +46,11 @@ from uprmc.upr.produce.stream_opening import StreamOpening
 from uprmc.upr.produce.takeover import TakeoverStream
 
 _PRODUCER = int(OpenFlag.PRODUCER)
+
+#: Most versions that a replica is asked for at a time, and where the opaques of these questions
+#: begin: those of its own requests are far below.
+_ASKED_MAX = 64
+_FIRST_OPAQUE = 0xF0000000
 
 
 class Producer:
@@ -117,6 +123,9 @@ class Producer:
             modern=modern,
         )
         self._hub = hub
+        self._wake = wake
+        self._asked: dict[int, tuple[bytes, Callable[[Item | None], None]]] = {}
+        self._questions: list[bytes] = []
         self._hang_up = hang_up or wake
         self._is_gone = False
         hub.join_producer(self)
@@ -136,7 +145,9 @@ class Producer:
         if self._is_gone:
             return
         self._is_gone = True
-        self._hang_up = _ignore  # the session knows us
+        self._hang_up = self._wake = _ignore  # the session knows us
+        self._asked.clear()
+        self._questions.clear()
         if self._connected is not None:
             self._connected.close()
         self.registration.close()
@@ -162,9 +173,30 @@ class Producer:
 
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append late answers and what streams send; return how many bytes."""
-        late = self.registration.take_late()
+        late = [*self.registration.take_late(), *self._questions]
+        self._questions.clear()
         out += late
         return sum(map(len, late)) + self.feed.fill(out, budget)
+
+    def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
+        """See `Peer`: a replica that has a stream of the vBucket."""
+        can = self.options.heals and number in self.feed.streams and not self._is_gone
+        if not can or len(self._asked) >= _ASKED_MAX:
+            return False
+        opaque = next(each for each in range(_FIRST_OPAQUE, 2**32) if each not in self._asked)
+        self._asked[opaque] = key, done
+        asked = question(number, key)
+        self._questions.append(
+            encode_request(
+                asked.opcode, key=key, extras=asked.extras, vbucket=number, opaque=opaque
+            )
+        )
+        self._wake()
+        return True
+
+    def expects(self, opaque: int) -> bool:
+        """Tell whether the peer was asked for a version with this opaque."""
+        return opaque in self._asked
 
     # --- commands -------------------------------------------------------------------------------
 
@@ -185,6 +217,10 @@ class Producer:
         opcode, opaque, status = reply.opcode, reply.opaque, reply.status
         if opcode == Opcode.UPR_NOOP:
             self.keepalive.answered()
+            return
+        if opcode == Opcode.GET_VERSION:
+            key, done = self._asked.pop(opaque, (b"", _drop))
+            done(version(key, reply).item if status == Status.SUCCESS else None)
             return
         for stream in self.feed.streams.values():
             if stream.opaque == opaque and isinstance(stream, TakeoverStream):
@@ -304,6 +340,10 @@ class Producer:
         feed = self.feed
         feed.add_barrier(request.key, request.opaque)
         return Answer(extras=BARRIER_ADD_REPLY_EXTRAS.pack(feed.cycle, feed.position, 0))
+
+
+def _drop(_: Item | None) -> None:
+    """Stand in for who asked what nobody asked."""
 
 
 def _ignore() -> None:

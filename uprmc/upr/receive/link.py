@@ -14,6 +14,7 @@ Source: UPR reference 2 and 5; rows D51, D52, P17.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Protocol
 
 from uprmc.consume import features
@@ -25,8 +26,10 @@ from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, R
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.header import ResponseFrame, encode_response
 from uprmc.protocol.opcodes import EndReason, Opcode, Status, StreamFlag
+from uprmc.protocol.replication import GET_VERSION_ORIGIN_EXTRAS, GET_VERSION_REPLY_EXTRAS
 from uprmc.protocol.upr import Marker
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
+from uprmc.record import ABSENT, KIND_AT, LOST, unpack
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.receive.link_session import LinkSession
@@ -246,6 +249,46 @@ class Link(LinkSession):
         floors = features.FLOORS in self.granted
         take_table(request, stream.vbucket, self.hub, floors=floors)
 
+    def _tell_version(self, request: UprRequest, *, again: bool = True) -> None:
+        """Answer what the source asks for because its own record of it is damaged."""
+        number, key = request.vbucket, request.key
+        stream = self.streams.get(number)
+        record = None if stream is None else stream.vbucket.table.get(key)
+        status, extras, value, cas, datatype = Status.KEY_NOT_FOUND, b"", b"", 0, 0
+        if record is not None and record[KIND_AT] & ABSENT:
+            if again and not record[KIND_AT] & LOST:
+                fetched = partial(self._tell_fetched, request)
+                self.hub.bucket.fetcher.want([(number, key)], fetched)
+                return
+            status = Status.TEMPORARY_FAILURE
+        elif record is not None:
+            item = unpack(record)
+            status, value, cas, datatype = (
+                Status.SUCCESS,
+                item.value or b"",
+                item.cas,
+                item.datatype,
+            )
+            numbers = (item.seqno, item.rev, item.flags, item.expiry, item.life)
+            extras = GET_VERSION_REPLY_EXTRAS.pack(*numbers)
+            if item.origin is not None:
+                extras = GET_VERSION_ORIGIN_EXTRAS.pack(*numbers, *item.origin)
+        self.put(
+            encode_response(
+                request.opcode,
+                status,
+                extras=extras,
+                value=value,
+                opaque=request.opaque,
+                cas=cas,
+                datatype=datatype,
+            )
+        )
+
+    def _tell_fetched(self, request: UprRequest, _: bool) -> None:
+        if not self.closing and self._owner is not None:
+            self._tell_version(request, again=False)
+
     def _hand_over(self, request: UprRequest) -> None:
         """Carry out SET_VBUCKET_STATE."""
         stream = self.stream_of(request.vbucket, request.opaque)
@@ -413,4 +456,5 @@ _HANDLERS: dict[int, Callable[[Link, UprRequest], Answer | None]] = {
     Opcode.UPR_SET_VBUCKET_STATE: Link._hand_over,
     Opcode.HWT_REPLICATE: Link._watermarks,
     Opcode.UPR_NOOP: Link._noop,
+    Opcode.GET_VERSION: Link._tell_version,
 }

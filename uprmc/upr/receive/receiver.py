@@ -144,6 +144,10 @@ class Receiver:
     def release_views(self) -> None:
         """See `Peer`: it holds none."""
 
+    def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
+        """See `Peer`: who dialled asks by himself."""
+        return False
+
     def fills(self, number: int) -> bool:
         """See `Peer`."""
         stream = self.streams.get(number)
