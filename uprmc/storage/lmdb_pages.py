@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from operator import lt
 from pathlib import Path
 from struct import Struct, unpack_from
 from typing import NamedTuple
@@ -32,6 +33,7 @@ _META_END = Struct("=QQ")
 #: page size in the tree of free pages, and nothing in others.
 _TREE = Struct("=IHHQQQQQ")
 _NODE = Struct("=HHHH")
+_NODE_BYTES = _NODE.size
 _NUMBER = Struct("=Q")
 
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
@@ -213,15 +215,16 @@ class _Walk:
             is_leaf = level == tree.depth
             at, nodes = self._nodes(page, _LEAF if is_leaf else _BRANCH)
             counts[is_leaf] += 1
-            keys = []
-            for place, _, _, _, length in nodes:
-                start = at + place + _NODE.size
-                keys.append(self._pages[start : start + length])
+            content = self._pages[at : at + self._size]
+            keys = [
+                content[place + _NODE_BYTES : place + _NODE_BYTES + length]
+                for place, _, _, _, length in nodes
+            ]
             if numbers:
                 keys = [key if not key else key[::-1] for key in keys]
             if not is_leaf:
                 keys[0] = low  # what a branch says there means nothing
-            if any(map(_not_below, keys, keys[1:])):
+            if not all(map(lt, keys, keys[1:])):
                 raise StoreCorrupt(f"the keys of page {page} do not rise")
             if keys and (keys[0] < low or (high is not None and keys[-1] >= high)):
                 raise StoreCorrupt(f"page {page} has keys of another one")
@@ -246,14 +249,17 @@ class _Walk:
         if number != page or flags != kind:
             raise StoreCorrupt(f"page {page} is not where it should be")
         count = (lower - _PAGE_HEAD_BYTES) // 2
-        if lower % 2 or not _PAGE_HEAD_BYTES < lower <= upper <= size or count < kind % 2 + 1:
+        if lower % 2 or not _PAGE_HEAD_BYTES < lower <= upper <= size or not count:
             raise StoreCorrupt(f"page {page} has a damaged head")
+        content = pages[at : at + size]
+        places = unpack_from(f"={count}H", content, _PAGE_HEAD_BYTES)
+        if min(places) < upper or max(places) > size - _NODE.size:
+            raise StoreCorrupt(f"a node of page {page} is not where it should be")
+        unpack = _NODE.unpack_from
+        nodes = [(place, *unpack(content, place)) for place in places]
         end = size
         # The nodes fill the page from its end, in some order.
-        for place in sorted(unpack_from(f"={count}H", pages, at + _PAGE_HEAD_BYTES), reverse=True):
-            if not upper <= place <= end - _NODE.size:
-                raise StoreCorrupt(f"a node of page {page} is not where it should be")
-            low, high, flags, length = _NODE.unpack_from(pages, at + place)
+        for place, low, high, flags, length in sorted(nodes, reverse=True):
             used = _NODE.size + length
             if kind == _LEAF:
                 used += _NUMBER.size if flags & _BIG else low | high << 16
@@ -262,8 +268,7 @@ class _Walk:
             end = place
         if end != upper:
             raise StoreCorrupt(f"the nodes of page {page} do not fill it")
-        places = unpack_from(f"={count}H", pages, at + _PAGE_HEAD_BYTES)
-        return at, [(place, *_NODE.unpack_from(pages, at + place)) for place in places]
+        return at, nodes
 
     def _leaf(
         self,
@@ -273,6 +278,8 @@ class _Walk:
     ) -> None:
         """Look at what the nodes of a leaf have."""
         pages = self._pages
+        if found is None and not any(flags for _, _, _, flags, _ in nodes):
+            return
         for place, low, high, flags, length in nodes:
             if flags & ~(_BIG | (_SUBTREE if found is not None else 0)):
                 raise StoreCorrupt("a node has flags that are not of LMDB")
@@ -300,7 +307,3 @@ class _Walk:
         if (number, flags, said) != (page, _OVERFLOW, count):
             raise StoreCorrupt(f"page {page} is not where it should be")
         self._counts[2] += count
-
-
-def _not_below(key: bytes, following: bytes) -> bool:
-    return key >= following
