@@ -250,7 +250,7 @@ def test_all_actions_of_a_dataframe_read_one_moment_from_one_lease(
     before = granted()
     rows = load(snapshot="held")
     first = rows.count()
-    here.put(node, here.numbered(3, prefix="later"))
+    here.put(node, here.numbered(3, prefix="between-actions"))
     assert rows.count() == first
     assert rows.where("_vb >= 0").select("key").distinct().count() == first
     assert granted() == before + 1
