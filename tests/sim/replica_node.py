@@ -17,6 +17,7 @@ from uprmc.config import Settings
 from uprmc.kv.services import Services
 from uprmc.ports import Session
 from uprmc.upr.follow.replication import Replication
+from uprmc.upr.follow.source import StreamStanding
 
 _DIAL_MAX_S = 0.02
 
@@ -195,6 +196,13 @@ class ReplicaNode(Node):
     def _tick(self) -> None:
         self.replication.tick(self._world.now)
         super()._tick()
+
+    def awaits_a_word(self, number: int) -> bool:
+        """Tell whether it does not follow its source, which seems to have lost its data."""
+        if not self.up:
+            return False
+        source = self.replication.source_of(number)
+        return source is not None and source.followed[number].standing is StreamStanding.REFUSED
 
     def check(self) -> None:
         """See `Node.check`; not after every step, because there are several nodes."""

@@ -310,8 +310,11 @@ class ReplicaRun(Judged[Plan]):
 
         That one was promoted and demoted while they did not hear of each other. A program may have
         followed it, and its promotion may be lost: then the program follows nobody until somebody
-        has a higher term.
+        has a higher term. Who does not follow an active that has lost its data is told to.
         """
+        for (number, name), source in list(self.operator.sources.items()):
+            if self.cluster.nodes[address(name)].awaits_a_word(number) and not self.operator.busy:
+                self.operator.do(self.operator.follow(name, source, [number]))
         for number, wanted in self.operator.wanted.items():
             now = self.histories.node(wanted).now(number)
             if self.operator.busy:

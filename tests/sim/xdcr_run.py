@@ -218,7 +218,7 @@ class XdcrRun(Judged[Plan]):
             else:
                 source = node.replication.source_of(number) if vbucket is not None else None
                 wanted = address(site.active.name)
-                if source is None or source.place != wanted:
+                if source is None or source.place != wanted or node.awaits_a_word(number):
                     node.replication.follow(wanted, [number], demote=True, done=lambda _: None)
 
     # --- clients ----------------------------------------------------------------------------------
