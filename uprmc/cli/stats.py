@@ -15,7 +15,7 @@ from uprmc.units import nearest
 #: Groups that a node has; a test compares them with the node's own.
 GROUPS = (
     *("settings", "settings-uprmc", "settings-origins", "items", "slabs", "sizes", "conns"),
-    *("warmup", "memory", "memory-holders", "extstore", "uprmc", "ep", "timings", "tap"),
+    *("warmup", "memory", "memory-holders", "extstore", "health", "uprmc", "ep", "timings", "tap"),
     *("tapagg", "dcp", "dcpagg", "upr", "upragg", "consumers", "leases", "replication", "xdcr"),
     *("index", "uuid", "kvstore", "kvtimings", "scheduler", "runtimes", "dispatcher"),
     *("workload", "config", "vbucket", "prev-vbucket"),
