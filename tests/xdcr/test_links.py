@@ -686,7 +686,7 @@ def test_links_that_take_their_time_do_so_in_several_turns(
     a.links.tick(0.0)
     assert ticked == ["x"]
     centres.loop.until(lambda: "z" in ticked)
-    assert ticked == ["x", "y", "z"]
+    assert ticked[:3] == ["x", "y", "z"]
 
 
 def test_a_link_that_leaves_everything_out_lets_others_have_their_turns(
