@@ -34,8 +34,8 @@ def emptied(log: FailoverLog, uuid: int) -> FailoverLog:
 
     So replicas can tell it from a node that has lost its data, and has nothing in common with them.
     """
-    first = [log[-1]] if len(log) > 1 and not log[-1].seqno else []
-    return (FailoverEntry(uuid, 0), FailoverEntry(log[0].uuid, 0), *first)
+    oldest, newest = log[-1], log[0]  # whoever has the newest has the oldest, unless it is dropped
+    return (FailoverEntry(uuid, 0), FailoverEntry((newest if oldest.seqno else oldest).uuid, 0))
 
 
 def _least_needed(log: list[FailoverEntry]) -> int:

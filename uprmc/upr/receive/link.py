@@ -99,6 +99,7 @@ class Link(LinkSession):
         self._owner: LinkOwner | None = owner
         self._left: dict[int, int] = {}
         self._active: set[int] = set()
+        self._lost: set[tuple[int, int]] = set()
 
     # --- what the owner asks for ----------------------------------------------------------------
 
@@ -342,20 +343,23 @@ class Link(LinkSession):
             if shared or theirs[-1].seqno:
                 self.start_over(stream)
             else:
-                self._refuse_to_lose(stream)
+                self._refuse_to_lose(stream, theirs[0].uuid)
 
         self.ask(Opcode.UPR_GET_FAILOVER_LOG, answered, vbucket=vbucket.id)
 
-    def _refuse_to_lose(self, stream: ReplicaStream) -> None:
+    def _refuse_to_lose(self, stream: ReplicaStream, uuid: int) -> None:
+        """Keep what is here, and ask again later: a replica that starts over looks the same."""
         number, high_seqno = stream.vbucket.id, stream.vbucket.high_seqno
-        fields = {"vbucket": number, "source": self.place, "high_seqno": high_seqno}
-        self.hub.bucket.on_event("source_lost_history", fields)
+        if (number, uuid) not in self._lost:
+            self._lost.add((number, uuid))
+            fields = {"vbucket": number, "source": self.place, "high_seqno": high_seqno}
+            self.hub.bucket.on_event("source_lost_history", fields)
         why = (
             f"the source has nothing of the history of the {high_seqno} changes here, and may have "
             "lost its data: fail over to this node to keep them, or follow the source with "
             "--demote to give them up"
         )
-        self.refused(stream, Status.ACCESS_DENIED, why)
+        self.refused(stream, Status.ROLLBACK, why)
 
     def _may_be_stranger(self, stream: ReplicaStream) -> bool:
         """Tell whether our term may be of a history that the source does not have."""
