@@ -202,7 +202,9 @@ class ReplicaNode(Node):
         if not self.up:
             return False
         source = self.replication.source_of(number)
-        return source is not None and source.followed[number].standing is StreamStanding.REFUSED
+        if source is None or source.followed[number].standing is StreamStanding.STREAMING:
+            return False
+        return "lost its data" in source.followed[number].error
 
     def check(self) -> None:
         """See `Node.check`; not after every step, because there are several nodes."""
