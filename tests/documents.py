@@ -139,8 +139,6 @@ class HandDrivenNode:
         for number in range(bucket.settings.engine.vbuckets):
             bucket.set_state(number, VBucketState.ACTIVE)
         bucket.flush(0, lambda durable: None)
-        for vbucket in bucket.vbuckets.values():
-            vbucket.failover_log = vbucket.failover_log[:1]  # as if nothing had been before
         self.write_to_disk()
 
     def close(self) -> None:

@@ -182,9 +182,12 @@ def test_whatever_was_lost_both_are_the_same_in_the_end(
 # --- a source that says what a test wants ---------------------------------------------------------
 
 
-def sent_back(target: Rig, seqno: int = 2, *, persisted: bool = True) -> tuple[Script, list[Frame]]:
+def sent_back(
+    target: Rig, seqno: int = 2, *, persisted: bool = True, another: bool = False
+) -> tuple[Script, list[Frame]]:
     """A link whose stream holds seqnos 1 to 4 and is sent back; and what it says to that."""
     script = Script(target)
+    script.link.is_another = another
     opaque = script.follow(log=failover_log(A))
     for n in range(1, 5):
         script.say(marker(0, opaque, n, n), mutation(0, opaque, n, b"k%d" % n, b"v%d" % n))
@@ -279,11 +282,20 @@ def test_a_source_without_versions_makes_it_start_over(target: Rig, status: int)
     assert script.owner.take() == [("began", 0)]
 
 
-@pytest.mark.parametrize("log", [[B, A], [(7, 9)]], ids=["emptied", "trimmed"])
+def test_sent_back_to_nothing_by_the_same_data_it_starts_over_at_once(target: Rig) -> None:
+    """It was emptied on purpose."""
+    _, frames = sent_back(target, 0)
+    (asked,) = frames
+    assert asked.opcode == STREAM_REQUEST
+    assert struct.unpack_from(">Q", asked.extras, 8) == (0,)
+    assert keys_of(target) == []
+
+
+@pytest.mark.parametrize("log", [[B, A], [(7, 9)]], ids=["shared", "trimmed"])
 def test_sent_back_to_nothing_by_a_source_that_has_not_lost_its_data_it_starts_over(
     target: Rig, log: list[tuple[int, int]]
 ) -> None:
-    script, frames = sent_back(target, 0)
+    script, frames = sent_back(target, 0, another=True)
     (question,) = only(frames, FAILOVER_LOG)
     (asked,) = only(script.answer(question, value=failover_log(*log)), STREAM_REQUEST)
     assert struct.unpack_from(">Q", asked.extras, 8) == (0,)
@@ -293,7 +305,7 @@ def test_sent_back_to_nothing_by_a_source_that_has_not_lost_its_data_it_starts_o
 def test_a_source_that_seems_to_have_lost_its_data_is_not_followed(target: Rig) -> None:
     events: list[tuple[str, dict[str, object]]] = []
     target.bucket.on_event = lambda name, fields: events.append((name, fields))
-    script, frames = sent_back(target, 0)
+    script, frames = sent_back(target, 0, another=True)
     (question,) = only(frames, FAILOVER_LOG)
     assert script.answer(question, value=failover_log((7, 0))) == []
     assert keys_of(target) == [b"k1", b"k2", b"k3", b"k4"]

@@ -445,5 +445,5 @@ class Bucket:
         self.expirer.forget_all()
         self.flushes += 1
         for vbucket in self.vbuckets.values():
-            vbucket.reset(self.entropy.uuid48(), size=0, meant=True)
+            vbucket.reset(self.entropy.uuid48(), size=0)
         self.account.used = 0

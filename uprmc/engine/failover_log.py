@@ -29,15 +29,6 @@ def branched(log: FailoverLog, uuid: int, seqno: int, limit: int) -> FailoverLog
     return tuple(kept)
 
 
-def emptied(log: FailoverLog, uuid: int) -> FailoverLog:
-    """Return the log of a vBucket that was emptied on purpose: a branch at 0 of what it had.
-
-    So replicas can tell it from a node that has lost its data, and has nothing in common with them.
-    """
-    oldest, newest = log[-1], log[0]  # whoever has the newest has the oldest, unless it is dropped
-    return (FailoverEntry(uuid, 0), FailoverEntry((newest if oldest.seqno else oldest).uuid, 0))
-
-
 def _least_needed(log: list[FailoverEntry]) -> int:
     """Return the index of the oldest branch without a seqno, or of the oldest of all.
 

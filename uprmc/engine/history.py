@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from uprmc.core.fronts import VBucketFront
 from uprmc.core.records import seqnos_of
-from uprmc.engine.failover_log import emptied, new_log
+from uprmc.engine.failover_log import new_log
 from uprmc.engine.memory_account import MemoryAccount
 from uprmc.engine.stats import Stats
 from uprmc.engine.table import Table
@@ -347,7 +347,7 @@ class History(VBucketFront):
 
     # --- another history ------------------------------------------------------------------------
 
-    def reset(self, uuid: int, size: int | None = None, *, meant: bool = False) -> None:
+    def reset(self, uuid: int, size: int | None = None) -> None:
         """Delete everything: the vBucket is empty afterwards, with a new history and seqno 0.
 
         Open views keep their content. The next commit deletes the records from the store.
@@ -355,14 +355,13 @@ class History(VBucketFront):
         Args:
             uuid: the uuid of the new history.
             size: bytes to subtract from the memory account, if known; otherwise they are counted.
-            meant: whether those who have the former history shall follow: the new one names it.
         """
         former = self.former_on_disk or self.high_seqno > 0
         account = self._account
         account.used -= self.table.memory_bytes() if size is None else size
         for piece in self.table.let_go():
             account.leftovers.add(piece)
-        self._start_history(emptied(self.failover_log, uuid) if meant else new_log(uuid))
+        self._start_history(new_log(uuid))
         if self.id in account.lookups:
             account.lookups[self.id] = self.table.get
         self.purge_seqno = 0

@@ -7,6 +7,7 @@ stream that only an operator can help is asked for again on the next line.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
@@ -32,6 +33,10 @@ _PROVEN_S = 1.0
 
 #: How often it is looked whether we have fallen behind.
 _LOOK_S = 1.0
+
+#: The local document with the uuid of the data that a source had when it was followed first.
+_SOURCE_NAME = b"uprmc/source:%s"
+_UUID_MAX_BYTES = 64
 
 #: States in which a vBucket may be filled by another node.
 FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
@@ -379,6 +384,7 @@ class Source:
         """Follow nothing if the source has another number of vBuckets: keys would be elsewhere."""
         self._compared = True
         found, own = map_of(answer), self._hub.bucket.settings.engine.vbuckets
+        self._compare_uuid(_uuid_in(answer.value))
         if found is None or found.vbuckets == own:
             self._ask()
             return
@@ -387,6 +393,21 @@ class Source:
             followed.error, followed.standing = why, StreamStanding.REFUSED
         self.last_error = why
         self.on_trouble(why)
+
+    def _compare_uuid(self, uuid: bytes) -> None:
+        """See whether the source has the data directory that gave what is here, and remember it."""
+        link, bucket = self._open_link(), self._hub.bucket
+        if not uuid or link is None:
+            return
+        name = _SOURCE_NAME % self.place.encode()
+        known = bucket.store.local(name)
+        parts = [followed.vbucket for followed in self.followed.values()]
+        given_up = any(each.may_start_over for each in parts)
+        if known is None or given_up or not any(each.high_seqno for each in parts):
+            if known != uuid:
+                bucket.flusher.write_local(name, uuid, lambda _: None, patient=False)
+        else:
+            link.is_another = known != uuid
 
     def began(self, number: int) -> None:
         """See `LinkOwner`."""
@@ -421,6 +442,16 @@ class Source:
         self.last_error = why
         self._dial_at = self._now + self._pause.next(held_s)
         self.on_trouble(why)
+
+
+def _uuid_in(document: bytes) -> bytes:
+    """Return the uuid of the data that a cluster map names, empty if it names none."""
+    try:
+        uuid = json.loads(document)["uuid"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return b""
+    known = isinstance(uuid, str) and uuid.isascii() and uuid.strip("0")
+    return uuid.encode()[:_UUID_MAX_BYTES] if known else b""
 
 
 def _nothing() -> None:

@@ -82,6 +82,7 @@ class Link(LinkSession):
     Attributes:
         streams: by vBucket, those that are asked for or granted.
         progress: how far behind the other node we are.
+        is_another: whether what is here came from another data directory than the source has now.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Link(LinkSession):
         self._left: dict[int, int] = {}
         self._active: set[int] = set()
         self._lost: set[tuple[int, int]] = set()
+        self.is_another = False
 
     # --- what the owner asks for ----------------------------------------------------------------
 
@@ -325,11 +327,12 @@ class Link(LinkSession):
     def _sent_to_zero(self, stream: ReplicaStream) -> None:
         """Start over, unless the source seems to have lost its data: then ours are the last copy.
 
-        A source that was emptied on purpose, or has forgotten its oldest branches, is not meant.
+        A source that was emptied on purpose is the same data directory as before; one that has
+        forgotten its oldest branches is not meant either.
         """
         vbucket = stream.vbucket
-        if vbucket.may_start_over or not features.is_ours(self.granted):
-            self.start_over(stream)  # another server's flush looks like a loss
+        if vbucket.may_start_over or not self.is_another:
+            self.start_over(stream)
             return
 
         def answered(reply: ResponseFrame) -> None:
