@@ -345,8 +345,6 @@ class LinkFuzz:
         self.liar.share = 0.0
         self._dial()
         for _ in range(2_000):
-            for number in FOLLOWED:  # an operator's word: lies have left histories that nobody has
-                self.bucket.vbuckets[number].may_start_over = True
             self.link.follow([n for n in FOLLOWED if n not in self.link.streams])
             self._talk()
             self._work()

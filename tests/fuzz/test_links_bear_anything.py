@@ -46,7 +46,7 @@ def test_the_lies_reach_the_places_where_they_could_hurt() -> None:
     """Replicas get whole, are sent back and are taken over among all of it."""
     seen: set[str] = set()
     errors: list[str] = []
-    for seed in range(20):
+    for seed in range(28):
         fuzz = run(seed, _CONNECTIONS, 0.02)
         seen |= fuzz.seen
         errors += fuzz.errors
