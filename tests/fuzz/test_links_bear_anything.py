@@ -46,8 +46,8 @@ def test_the_lies_reach_the_places_where_they_could_hurt() -> None:
     """Replicas get whole, are sent back and are taken over among all of it."""
     seen: set[str] = set()
     errors: list[str] = []
-    for seed in range(24):
-        fuzz = run(seed, _CONNECTIONS, 0.02 if seed < 20 else 0.3)
+    for seed in (*range(20), *range(100, 104)):
+        fuzz = run(seed, _CONNECTIONS, 0.02 if seed < 100 else 0.1)
         seen |= fuzz.seen
         errors += fuzz.errors
     assert seen >= {"whole", "back", "taken", "crashed", "hung up"}
