@@ -202,7 +202,7 @@ class Sender:
         if not self._run.debts.count:
             self._again.good()
             self._again.failed(now)
-        shipment.owe(key, Debt(frame, why, now, window))
+        shipment.owe(key, Debt(frame, why, now, window, window.first + item[1]))
         self._given_up(frame, why)
 
     def _given_up(self, frame: bytes, why: str) -> None:

@@ -60,6 +60,7 @@ class Debt:
     why: str
     since: float  # monotonic time of the first refusal
     window: Window  # the batch that it was in first
+    at: int  # its place among all that was sent: a later one of the key is newer
     trial: Window | None = None  # the batch in which it is tried again
     replaced_in: Window | None = None  # the batch that has a newer version of the key
 
@@ -232,7 +233,14 @@ class Shipment:
     # --- what is refused ------------------------------------------------------------------------
 
     def owe(self, key: bytes, debt: Debt) -> None:
-        """Take note that the target refuses a version in a batch that is not settled yet."""
+        """Take note that the target refuses a version in a batch that is not settled yet.
+
+        A version that is looked up first may be refused after a newer one of its key.
+        """
+        newer = self.debts.get(key)
+        if newer is not None and newer.at > debt.at:
+            newer.window = debt.window
+            return
         self._all_debts.add(self.debts, self.vbucket.id, key, debt)
 
     def paid(self, key: bytes) -> None:
