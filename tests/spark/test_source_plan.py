@@ -202,6 +202,10 @@ def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def in_order(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return sorted(found, key=lambda row: (row["_vb"], row["_seq"]))
+
+
 def test_all_actions_of_a_dataframe_read_one_lease_which_is_short_after_them(
     node: ServerProcess, servers: str, own_files: Path
 ) -> None:
@@ -215,7 +219,9 @@ def test_all_actions_of_a_dataframe_read_one_lease_which_is_short_after_them(
     first = rows(servers, tasks=tasks, **frame)
     assert open_leases(servers)[-1] <= IDLE_S
     here.put(node, here.numbered(5, prefix="frame"))
-    assert rows(servers, **frame) == first
+    assert in_order(rows(servers, **frame)) == in_order(first), (
+        "tasks may be planned in another order"
+    )
     narrow = Wanted(vbuckets=frozenset({3}), after=1)
     part = rows(servers, narrow, **frame)
     assert part == [row for row in first if row["_vb"] == 3 and row["_seq"] > 1]
