@@ -150,7 +150,7 @@ _BREAKS: dict[Patch, tuple[IndexPlan, str]] = {
     _call_everything_durable: (_DYING, "was durable"),
     _answer_at_once: (_CALM, "is to contain"),
     _reduce_all_vbuckets: (_CALM, "rows of"),
-    _stay_behind_the_header: (_DYING, "stands at"),
+    _stay_behind_the_header: (_DYING, "stands at|was durable"),
     _skip_a_batch: (_CALM, "stands at|is to contain|is shown|never come"),
     _forget_the_log: (_OPERATED, "stands at|nobody's history|never come to rest|its history ends"),
 }
