@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tools.build_backend import can_compile
 from uprmc.core.form import COMPILED, FORM, INTERPRETED, choose
 from uprmc.core.sources import native_sources
 from uprmc.errors import ConfigError
@@ -84,3 +85,8 @@ def test_without_the_library_that_it_is_linked_with_the_compiled_form_is_not_use
         check=True,
     )
     assert found.stdout == "interpreted\n"
+
+
+@pytest.mark.skipif(not can_compile(), reason="there is no compiler, or UPRMC_CORE")
+def test_where_there_is_a_compiler_the_compiled_core_is_in_use() -> None:
+    assert FORM == COMPILED, "the build fell back to the interpreted form, or is older than this"
