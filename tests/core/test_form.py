@@ -8,7 +8,6 @@ import sys
 
 import pytest
 
-from tools.build_backend import can_compile
 from uprmc.core.form import COMPILED, FORM, INTERPRETED, choose
 from uprmc.core.sources import native_sources
 from uprmc.errors import ConfigError
@@ -87,6 +86,10 @@ def test_without_the_library_that_it_is_linked_with_the_compiled_form_is_not_use
     assert found.stdout == "interpreted\n"
 
 
-@pytest.mark.skipif(not can_compile(), reason="there is no compiler, or UPRMC_CORE")
 def test_where_there_is_a_compiler_the_compiled_core_is_in_use() -> None:
+    pytest.importorskip("setuptools")
+    from tools.build_backend import can_compile
+
+    if not can_compile():
+        pytest.skip("there is no compiler, or UPRMC_CORE")
     assert FORM == COMPILED, "the build fell back to the interpreted form, or is older than this"
