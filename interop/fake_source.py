@@ -54,7 +54,7 @@ class FakeSource(ScriptedNode):
         if asked.opcode == u.GET_ALL_VB_SEQNOS:
             return reply(asked, value=struct.pack(">HQ", 0, self.high_seqno))
         if asked.opcode == HELLO:
-            return reply(asked, value=asked.value)
+            return reply(asked)  # grants nothing, so its answers have their plain layouts
         if asked.opcode in (u.OPEN, u.CONTROL, u.UPR_NOOP, u.CLOSE_STREAM, w.NOOP):
             return reply(asked)
         return reply(asked, w.UNKNOWN, value=b"Unknown command")
