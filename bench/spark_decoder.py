@@ -14,9 +14,9 @@ import zlib
 from bench.upr_consumer import LATEST, Consumer, Meter, RefusedError, say
 from uprmc.client.decoder import Decoder
 from uprmc.client.events import StreamEnded
-from uprmc.consume.batch import Batch, Change
-from uprmc.consume.stream import StreamState
 from uprmc.model import SnapshotRange
+from uprmc.remote.batch import Batch, Change
+from uprmc.remote.stream import StreamState
 
 _RECEIVE_BYTES = 256 << 10
 

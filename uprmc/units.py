@@ -2,7 +2,7 @@
 
 Settings, the command line and the options of Spark are read by the same functions. Each raises
 `ValueError`, whose text names what was expected: ``a size such as 512M, 1.5G or 65536``.
-`uprmc.places` reads addresses and `uprmc.consume.ranges` vBuckets in the same way.
+`uprmc.places` reads addresses and `uprmc.remote.ranges` vBuckets in the same way.
 
 A size counts in powers of two whatever its suffix: ``M``, ``MB`` and ``MiB`` are the same. The
 caller checks whether a number is in range.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from uprmc.cli.change_lines import Rollback, SnapshotBegin, SnapshotEnd, as_json_line, plain
 from uprmc.cli.shown import readable
 from uprmc.client.handler import Change
-from uprmc.consume.json_fields import text_or_base64
+from uprmc.remote.json_fields import text_or_base64
 
 
 def a_set(key: bytes = b"k", value: bytes | None = b"v", **more: int) -> Change:

@@ -31,11 +31,11 @@ from uprmc.client import UprClient, changes
 from uprmc.client.errors import ClientError
 from uprmc.client.handler import Handler
 from uprmc.client.kv import KvClient
-from uprmc.consume.login import login
 from uprmc.login.credentials import Credentials, basic_auth
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.places import parsed
 from uprmc.protocol.header import ResponseFrame
+from uprmc.remote.login import login
 
 _ALL = "read,write,stream,replicate,manage,monitor"
 _NOOP, _LIST, _AUTH, _STEP, _UPR_OPEN = 0x0A, 0x20, 0x21, 0x22, 0x50

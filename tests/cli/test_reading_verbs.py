@@ -22,9 +22,9 @@ from uprmc.client.connection import NodeConnection
 from uprmc.client.forgetting import forget
 from uprmc.client.kv import KvClient
 from uprmc.client.lease import Lease
-from uprmc.consume.features import Handshake
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
+from uprmc.remote.features import Handshake
 
 #: vBuckets, and the one that is active nowhere where a cluster is incomplete.
 COUNT, AWAY = 4, 2

@@ -17,10 +17,10 @@ from uprmc.client.errors import ClientError, ConnectionLost, NodeUnreachable
 from uprmc.client.handler import Change, Document, Handler
 from uprmc.client.node_session import NodeSession
 from uprmc.client.state import MemoryState, RingChunk, Saved, StateStore
-from uprmc.consume.batch import SET, Batch
 from uprmc.engine.replica import take_history
 from uprmc.kv.session import Negotiation
 from uprmc.model import SnapshotRange, VBucketState
+from uprmc.remote.batch import SET, Batch
 
 ACTIVE, REPLICA, DEAD = VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.DEAD
 

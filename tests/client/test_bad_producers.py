@@ -14,8 +14,8 @@ from tests.client.fake_producer import FakeProducer, Joined, accepted, rollback
 from tests.upr import peer
 from tests.upr.peer import Frame, frame, marker, mutation
 from uprmc.client.errors import ClientError, NotANode, OpenRefused, ProducerError
-from uprmc.consume.history import LOG_MAX_ENTRIES
 from uprmc.protocol.opcodes import FRAME_MAX_BYTES
+from uprmc.remote.history import LOG_MAX_ENTRIES
 
 GOOD = 3  # the seqno that each test begins with, a whole snapshot
 

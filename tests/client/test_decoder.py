@@ -15,9 +15,9 @@ from tests.upr.peer import frame, marker, mutation
 from uprmc.client.decoder import Decoder
 from uprmc.client.events import Event
 from uprmc.client.handler import Change
-from uprmc.consume.batch import Batch
-from uprmc.consume.stream import StreamState
 from uprmc.model import FailoverEntry, SnapshotRange
+from uprmc.remote.batch import Batch
+from uprmc.remote.stream import StreamState
 
 
 def _decoder(*vbuckets: int, **options: Any) -> Decoder:

@@ -24,8 +24,8 @@ from uprmc.client import kv_pipeline
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv import KvClient, OutcomeUnknown, SomeFailed
 from uprmc.client.kv_pipeline import WINDOW
-from uprmc.consume import placement
 from uprmc.errors import NotMyVBucket, OutOfMemory, TemporaryFailure, UnknownCommand
+from uprmc.remote import placement
 
 DOCUMENTS = {b"key-%d" % number: b"value-%d" % number for number in range(2 * WINDOW + 10)}
 

@@ -19,8 +19,8 @@ from uprmc.client.errors import DeletionsPurged, MisuseError
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.starting import Registration
 from uprmc.client.state import MemoryState, Saved
-from uprmc.consume.registering import Instance, Purged, name_tag
 from uprmc.engine.watermarks.rows import Kind, Row
+from uprmc.remote.registering import Instance, Purged, name_tag
 
 TAG = name_tag("me")
 ME = Instance(b"me", Kind.INDEX, 60)

@@ -18,9 +18,9 @@ from tests.upr.peer import Frame, frame, marker, mutation, response, write
 from uprmc.client.tap_connection import NAME_MAX_BYTES, connection_name
 from uprmc.client.tap_frames import FramePasser
 from uprmc.client.tap_upstream import RemoteUpstream
-from uprmc.consume.stream import StreamState
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.stream import StreamState
 from uprmc.tap_adapter.upstream import Standing, Upstream
 
 STAT, VERSION = 0x10, 0xE7

@@ -17,8 +17,6 @@ from uprmc.columnar.decoder import READ_BYTES, Block, Decoder, Noop
 from uprmc.columnar.errors import KeyNotText, ProtocolError
 from uprmc.columnar.read_state import Range, ReadState, StreamEnd
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
-from uprmc.consume.batch import Batch
-from uprmc.consume.stream import StreamState as ReferenceState
 from uprmc.model import FailoverEntry, SnapshotRange
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
@@ -28,6 +26,8 @@ from uprmc.protocol.upr import (
     STREAM_REQUEST_EXTRAS,
     versioned_marker,
 )
+from uprmc.remote.batch import Batch
+from uprmc.remote.stream import StreamState as ReferenceState
 
 ALL = Columns(DEFAULT + OPTIONAL, key_type="binary", u64="decimal")
 

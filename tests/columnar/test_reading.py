@@ -22,7 +22,7 @@ from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
-from uprmc.consume.lease import Grant
+from uprmc.remote.lease import Grant
 
 VBUCKETS = 8
 DOCUMENTS = 6_000

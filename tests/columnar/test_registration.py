@@ -13,9 +13,9 @@ from tests.columnar.read_peer import FakeNode
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import ProtocolError, Refused
 from uprmc.columnar.registration import Registration, unregister
-from uprmc.consume.registering import Instance
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.registering import Instance
 
 REPORTS_KEY = b"uprmc_hwt_reports"
 REFUSED = struct.Struct(">HHQQQQ")

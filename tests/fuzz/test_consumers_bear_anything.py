@@ -15,7 +15,7 @@ from tests.fuzz.client_harness import run
 from uprmc.client.core import UprCore
 from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
-from uprmc.consume.batch import Received
+from uprmc.remote.batch import Received
 
 #: Lives of one seed, and about how often something is received in them.
 _LIVES, _FRAMES = 10, 250

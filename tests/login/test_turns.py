@@ -11,11 +11,11 @@ import pytest
 from tests.codec.frames import HEADER, Frame, reply
 from tests.kv.harness import Rig
 from uprmc.client.tap_upstream import RemoteUpstream
-from uprmc.consume.login import login_in_turns
 from uprmc.login import scram
 from uprmc.login.credentials import Credentials
 from uprmc.login.scram import ITERATIONS_MAX, TURN_ITERATIONS
 from uprmc.ports import Session
+from uprmc.remote.login import login_in_turns
 from uprmc.upr.receive.link_session import LinkSession
 from uprmc.xdcr.node_session import NodeSession
 

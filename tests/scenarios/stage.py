@@ -45,7 +45,7 @@ from tests.cli.tap_support import DELETE, start_adapter
 from uprmc.cli.main import run
 from uprmc.client import Change, Handler, UprClient
 from uprmc.client.errors import WaitedTooLong
-from uprmc.consume.ranges import parsed
+from uprmc.remote.ranges import parsed
 
 _REFUSALS = {0x01: "not found", 0x07: "not my vBucket", 0x86: "temporary failure"}
 _BARRIER_S = 0.5

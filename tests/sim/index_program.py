@@ -24,7 +24,6 @@ from tests.sim.replica_node import Cluster, address
 from tests.sim.replica_truth import Histories
 from uprmc.client.core import Options, UprCore
 from uprmc.config import IndexSettings
-from uprmc.consume.registering import Instance
 from uprmc.index.collation import sort_key
 from uprmc.index.files import Files
 from uprmc.index.index_file import States
@@ -33,6 +32,7 @@ from uprmc.index.rows import split_row_value
 from uprmc.index.store import IndexStore
 from uprmc.index.upr_handler import IndexHandler, IndexState, WentBack
 from uprmc.index.vbucket_sets import caught_up, follow_source
+from uprmc.remote.registering import Instance
 
 #: Kind of watermark of an index.
 KIND = 2

@@ -16,7 +16,7 @@ from tests.sim.index_program import KIND, IndexProgram
 from tests.sim.watermark_plan import WatermarkPlan, watermark_plan
 from tests.sim.watermark_run import WatermarkRun
 from tests.sim.world import World
-from uprmc.consume.registering import Instance
+from uprmc.remote.registering import Instance
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tests.sim.replica_truth import Histories
 from tests.sim.upr_codec import Version
 from uprmc.client.core import Options, UprCore
 from uprmc.client.errors import ClientError, ConnectionLost, NodeUnavailable, NodeUnreachable
-from uprmc.consume.registering import Instance
+from uprmc.remote.registering import Instance
 
 _TURN_S = 0.05
 _BACK_S = 0.1

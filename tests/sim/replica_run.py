@@ -27,7 +27,7 @@ from tests.sim.upr_consumer import Consumer
 from tests.sim.upr_writer import Writer
 from tests.sim.world import STEPS_MAX, World
 from uprmc.config import Settings
-from uprmc.consume.registering import Instance
+from uprmc.remote.registering import Instance
 
 _NAMES = ("a", "b", "c")
 

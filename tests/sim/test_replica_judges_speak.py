@@ -25,7 +25,6 @@ from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
 from uprmc.client.ring_columns import BOUNDARY
 from uprmc.client.state import MemoryState
-from uprmc.consume.placement import Choice, Claim
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine import history as history_module
 from uprmc.engine import replica as replica_module
@@ -38,6 +37,7 @@ from uprmc.engine.purge_limits import PurgeLimits
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack, seqno_of, unpack
+from uprmc.remote.placement import Choice, Claim
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.follow.source import Source
 from uprmc.upr.produce import admission, stream_opening

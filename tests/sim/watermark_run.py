@@ -19,7 +19,7 @@ from tests.sim.watermark_judges import WatermarkJudge
 from tests.sim.watermark_plan import WatermarkPlan, watermark_plan
 from tests.sim.world import World
 from uprmc.config import Settings
-from uprmc.consume.registering import Instance
+from uprmc.remote.registering import Instance
 
 
 class WatermarkRun(ReplicaRun):

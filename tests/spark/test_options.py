@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from uprmc.columnar.access import Access, Tls
 from uprmc.columnar.errors import BadOption
 from uprmc.columnar.option import Option, plain
-from uprmc.consume import ranges
+from uprmc.remote import ranges
 from uprmc.spark.options import (
     READ,
     SPARE_LEASES,

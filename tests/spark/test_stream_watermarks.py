@@ -16,11 +16,11 @@ from tests.spark.stream_rows import Stream, connected, options_for, rows_of
 from uprmc.cli.main import run as cli
 from uprmc.columnar.errors import DataLost
 from uprmc.columnar.lease import of_token
-from uprmc.consume.reports import removal
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.watermarks import MANAGE, WATERMARKS_KEY
+from uprmc.remote.reports import removal
 from uprmc.spark.feeding import feed
 from uprmc.spark.offsets import parsed
 

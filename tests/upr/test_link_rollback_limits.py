@@ -7,8 +7,8 @@ import struct
 from tests.contents import table_of
 from tests.upr.link_rig import GET_VERSION, Pair, Script, failover_log, replica_rig, restore
 from tests.upr.peer import FAILOVER_LOG, STREAM_REQUEST, fill, kinds, marker, mutation, upr_rig
-from uprmc.consume import features
 from uprmc.model import VBucketState
+from uprmc.remote import features
 
 
 def test_many_small_documents_that_were_fetched_count_with_their_bookkeeping() -> None:

@@ -10,12 +10,12 @@ from tests.upr.link_rig import Pair, replica_rig
 from tests.upr.peer import ACTIVE, DELETION, MUTATION, REPLICA, Rig, upr_rig
 from tests.upr.test_link_rollback import everything, same
 from uprmc.client.decoder import Decoder
-from uprmc.consume.batch import Batch
-from uprmc.consume.stream import StreamState
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.model import FailoverEntry, Item, Life, Origin, SnapshotRange
 from uprmc.protocol.upr import Marker
 from uprmc.record import pack
+from uprmc.remote.batch import Batch
+from uprmc.remote.stream import StreamState
 
 THERE = Origin(0xA1B2, 7)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.kv.harness import CountingEntropy
 from tests.upr.replication_rig import A, B, FakeLink, World
-from uprmc.consume import features
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote import features
 from uprmc.upr.follow.source import FIRST_PAUSE_S, Pause, Source
 
 MOST_S = 15.0

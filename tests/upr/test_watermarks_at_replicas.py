@@ -40,10 +40,10 @@ from tests.upr.test_watermarks_on_the_wire import (
     records,
     report,
 )
-from uprmc.consume import features
 from uprmc.engine.watermarks.rows import Kind, Limit, Report
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.model import VBucketState
+from uprmc.remote import features
 
 HWT_REPORT, HWT_REPORTS, HWT_REPLICATE = 0xED, 0xDD, 0xEF
 REPLICA_KIND, XDCR = 3, 1

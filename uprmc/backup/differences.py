@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uprmc.backup.comparing import Difference, Version
-from uprmc.consume.json_fields import exact
 from uprmc.jobs.files import whole_file
+from uprmc.remote.json_fields import exact
 
 _VERSION = pa.struct(
     [

@@ -23,7 +23,7 @@ from typing import Any
 
 from uprmc.backup.digest import Digest
 from uprmc.columnar.errors import BackupDamaged, BackupForeign
-from uprmc.consume.ranges import VBUCKETS_MAX
+from uprmc.remote.ranges import VBUCKETS_MAX
 
 #: Goes up when an older program would misread what a newer one wrote.
 FORMAT = 1

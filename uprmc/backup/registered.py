@@ -23,8 +23,8 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.lease import Lease
 from uprmc.columnar.registration import Registration, unregister
 from uprmc.columnar.report import JsonReport
-from uprmc.consume.ranges import named
-from uprmc.consume.registering import Instance, kind_number, name_tag
+from uprmc.remote.ranges import named
+from uprmc.remote.registering import Instance, kind_number, name_tag
 
 
 @dataclass

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from uprmc import places, units
-from uprmc.consume import ranges
+from uprmc.remote import ranges
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[Any]

@@ -13,11 +13,11 @@ import click
 from uprmc.cli.arguments import VBUCKETS
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import COMPACT_EXTRAS, COMPACT_REPLY, CompactFlag
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.ranges import named
 from uprmc.storage.compacted_copy import copy_compacted
 
 #: A node that is purging may be silent for this long.

@@ -19,11 +19,11 @@ from uprmc.cli.shown import readable
 from uprmc.client.connection import LoginWanted, NodeConnection, NodeError
 from uprmc.client.kv import KvClient
 from uprmc.client.kv_values import Document, Stored
-from uprmc.consume.json_fields import text_or_base64
-from uprmc.consume.retry import Backoff
 from uprmc.errors import ConfigError, DeltaBadValue, KeyExists, KeyNotFound
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import KEY_MAX_BYTES, ObservedState, Opcode
+from uprmc.remote.json_fields import text_or_base64
+from uprmc.remote.retry import Backoff
 
 #: Seconds that a node takes as "from now"; more is a date.
 _RELATIVE_MAX_S = 30 * 24 * 3_600

@@ -11,11 +11,11 @@ from uprmc.cli.arguments import VBUCKETS
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.replica_node import command, states
 from uprmc.client.connection import NodeError
-from uprmc.consume.ranges import named
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.replication import decode_branches, encode_vbuckets
+from uprmc.remote.ranges import named
 
 _FILLED = frozenset({VBucketState.REPLICA, VBucketState.PENDING})
 

@@ -10,8 +10,8 @@ import click
 from uprmc.cli.arguments import VBUCKETS, each_once
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.ranges import named
 from uprmc.model import FailoverEntry
+from uprmc.remote.ranges import named
 
 
 @click.command(name="failover-log")

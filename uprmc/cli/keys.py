@@ -19,9 +19,9 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable
 from uprmc.client.handler import Change
 from uprmc.client.lease import Lease
-from uprmc.consume.json_fields import exact, text_or_base64
 from uprmc.errors import ConfigError
 from uprmc.jobs.files import whole_file
+from uprmc.remote.json_fields import exact, text_or_base64
 
 _EPILOG = """\b
 Examples:

@@ -12,7 +12,6 @@ from uprmc.cli.arguments import seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.json_fields import text_or_base64
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.model import vbucket_of
 from uprmc.protocol.binary import (
@@ -23,6 +22,7 @@ from uprmc.protocol.binary import (
 )
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import KEY_MAX_BYTES, ObservedState, Opcode, Status
+from uprmc.remote.json_fields import text_or_base64
 
 #: How often `--wait` asks, in seconds, whatever the node recommends.
 _POLL_MIN_S, _POLL_MAX_S = 0.005, 0.5

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from typing import NamedTuple, Self
 
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.ranges import named
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import GET_VBUCKET_REPLY
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.replication import REPLICATE_EXTRAS, ReplicateFlag, encode_vbuckets
+from uprmc.remote.ranges import named
 
 
 class NodeRefusal(NodeError):

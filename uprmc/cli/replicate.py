@@ -12,9 +12,9 @@ from uprmc.cli.arguments import PLACE, VBUCKETS, seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.replica_node import Standing, replicate
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.protocol.replication import ReplicateFlag
+from uprmc.remote.ranges import named
 
 _POLL_S = 0.05
 

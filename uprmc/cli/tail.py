@@ -32,9 +32,9 @@ from uprmc.client.follow import RollbackWord
 from uprmc.client.handler import Change, Handler
 from uprmc.client.options import Start
 from uprmc.client.position import Position
-from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.model import SEQNO_MAX
+from uprmc.remote.ranges import named
 
 _NOW = "now"
 

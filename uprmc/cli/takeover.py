@@ -20,12 +20,12 @@ from uprmc.cli.replica_node import (
     states,
 )
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.ranges import named
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.management import SET_VBUCKET_EXTRAS
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.replication import Outcome, ReplicateFlag, decode_outcomes, encode_vbuckets
+from uprmc.remote.ranges import named
 
 
 class _Ended(NamedTuple):

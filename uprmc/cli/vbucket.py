@@ -11,13 +11,13 @@ import click
 from uprmc.cli.arguments import VBUCKETS
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.json_fields import exact
-from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import GET_VBUCKET_REPLY, SET_VBUCKET_EXTRAS
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.json_fields import exact
+from uprmc.remote.ranges import named
 
 _STATES = click.Choice([state.name.lower() for state in VBucketState], case_sensitive=False)
 

@@ -18,7 +18,6 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.connecting import own_name
-from uprmc.consume.ranges import named
 from uprmc.errors import ConfigError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
@@ -33,6 +32,7 @@ from uprmc.protocol.watermarks import (
     ReportExtras,
     encode_report,
 )
+from uprmc.remote.ranges import named
 
 _NUMBERS = ("watermark", "reported_at", "expires_in_s", "pinned_tombstones", "pinned_bytes")
 _OF_VBUCKET = ("high_seqno", "purge_seqno", "limit", "tombstones", "tombstone_bytes")

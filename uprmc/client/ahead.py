@@ -9,9 +9,9 @@ Source: UPR reference 4.7.
 
 from __future__ import annotations
 
-from uprmc.consume.conversation import KEEP_ALIVES, keep_alive_answer
 from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST
+from uprmc.remote.conversation import KEEP_ALIVES, keep_alive_answer
 
 #: Of what flow control does not count there is little.
 _SLACK_BYTES = 64 * 1024

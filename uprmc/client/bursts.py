@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from uprmc.client.events import Event
-from uprmc.consume.batch import Batch
+from uprmc.remote.batch import Batch
 
 #: Events wait for more up to this size, if each piece comes this soon after the one before, and for
 #: no longer than this in all.

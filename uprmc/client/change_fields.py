@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from uprmc.client.handler import Change
-from uprmc.consume.json_fields import exact, text_or_base64
+from uprmc.remote.json_fields import exact, text_or_base64
 
 
 class SnapshotBegin(NamedTuple):

@@ -12,15 +12,15 @@ from typing import Self
 from uprmc import places
 from uprmc.client.errors import ClientError
 from uprmc.connecting import connected, new_nonce
-from uprmc.consume.cluster_map import COUNT_GROUP, ClusterMap, count_in, map_of
-from uprmc.consume.conversation import Questions
-from uprmc.consume.login import login
 from uprmc.errors import ConfigError, RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import FRAME_MAX_BYTES, Opcode, Status
+from uprmc.remote.cluster_map import COUNT_GROUP, ClusterMap, count_in, map_of
+from uprmc.remote.conversation import Questions
+from uprmc.remote.login import login
 
 _TIMEOUT_S = 30.0
 _READ_BYTES = 64 * 1024

@@ -45,9 +45,9 @@ from uprmc.client.routes import Route
 from uprmc.client.state import Saved, StateStore
 from uprmc.client.stream_starts import StreamStarts
 from uprmc.client.watermark_reports import WatermarkReports
-from uprmc.consume.batch import Batch
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode
+from uprmc.remote.batch import Batch
 
 __all__ = ["Options", "Start", "UprCore"]
 

@@ -1,6 +1,6 @@
 """Bytes of a producer to batches and events: the hot path of the consumer's library.
 
-Mutations of a stream that follow one another are read by `consume.mutations`. Markers in the form
+Mutations of a stream that follow one another are read by `remote.mutations`. Markers in the form
 that our own nodes send have a path of their own; everything else is rare and goes through `_other`,
 which also judges what stopped the quick paths.
 
@@ -17,11 +17,6 @@ from typing import Any
 
 from uprmc.client.errors import NotANode, ProducerError
 from uprmc.client.events import Accepted, Event, StreamEnded
-from uprmc.consume.batch import Received, deletion_numbers
-from uprmc.consume.conversation import Questions
-from uprmc.consume.history import read_log
-from uprmc.consume.snapshots import take_lone_snapshot, take_snapshots
-from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
 from uprmc.places import stranger
@@ -53,6 +48,11 @@ from uprmc.protocol.upr import (
 )
 from uprmc.protocol.upr_extensions import SNAPSHOT_END_EXTRAS
 from uprmc.protocol.upr_many import answer_alone, decode_stream_answers
+from uprmc.remote.batch import Received, deletion_numbers
+from uprmc.remote.conversation import Questions
+from uprmc.remote.history import read_log
+from uprmc.remote.snapshots import take_lone_snapshot, take_snapshots
+from uprmc.remote.stream import StreamFault, StreamState
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _MARKER_HEAD = frame_head(Opcode.UPR_SNAPSHOT_MARKER)

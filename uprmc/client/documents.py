@@ -16,7 +16,6 @@ from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ProducerError
 from uprmc.client.handler import Document
 from uprmc.client.node_session import NodeSession
-from uprmc.consume import undo
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import VBucketState
 from uprmc.protocol.binary import GET_REPLY_EXTRAS
@@ -25,6 +24,7 @@ from uprmc.protocol.management import (
     GET_META_REPLY_EXTRAS,
 )
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote import undo
 
 #: A document that changes between GET and GET_META is asked for again so often.
 _ATTEMPTS_MAX = 10

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from uprmc.consume.ranges import named
-from uprmc.consume.registering import Purged
 from uprmc.errors import UprmcError
+from uprmc.remote.ranges import named
+from uprmc.remote.registering import Purged
 
 #: An error lists so many reasons.
 _REASONS_MAX = 5

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from uprmc.consume.batch import Batch
-from uprmc.consume.stream import StreamState
 from uprmc.protocol.header import Frame, ResponseFrame
+from uprmc.remote.batch import Batch
+from uprmc.remote.stream import StreamState
 
 
 class StreamEnded(NamedTuple):

@@ -31,14 +31,14 @@ from uprmc.client.handler import Handler
 from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
-from uprmc.consume import features
-from uprmc.consume.registering import Purged
-from uprmc.consume.stream import StreamState
-from uprmc.consume.undo import undo
 from uprmc.model import FailoverLog
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
+from uprmc.remote import features
+from uprmc.remote.registering import Purged
+from uprmc.remote.stream import StreamState
+from uprmc.remote.undo import undo
 
 #: What to do about a rollback: raise, go back to the last common point, or to the beginning.
 RollbackWord = Literal["fail", "rewind", "restart"]

@@ -19,10 +19,6 @@ from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.errors import MisuseError, NotActive, NotForgotten
 from uprmc.client.nodes import check_place
 from uprmc.connecting import own_name
-from uprmc.consume import features
-from uprmc.consume.placement import OtherBucket, Placement
-from uprmc.consume.ranges import named
-from uprmc.consume.reports import removals, told_of
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.model import VBucketState
@@ -30,6 +26,10 @@ from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.watermarks import ID_MAX_BYTES
+from uprmc.remote import features
+from uprmc.remote.placement import OtherBucket, Placement
+from uprmc.remote.ranges import named
+from uprmc.remote.reports import removals, told_of
 
 #: A node that says nothing for so long is given up, in seconds.
 _TIMEOUT_S = 30.0

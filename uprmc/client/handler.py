@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from uprmc.consume.batch import DELETE, EXPIRE, SET, Batch, Change
+from uprmc.remote.batch import DELETE, EXPIRE, SET, Batch, Change
 
 __all__ = [
     "DELETE",

@@ -19,9 +19,9 @@ from uprmc.client.handler import SET, Handler
 from uprmc.client.node_session import NodeSession
 from uprmc.client.position_writer import PositionWriter
 from uprmc.client.routes import Route
-from uprmc.consume.batch import Batch, Run
-from uprmc.consume.stream import StreamState
 from uprmc.protocol.opcodes import MarkerFlag
+from uprmc.remote.batch import Batch, Run
+from uprmc.remote.stream import StreamState
 
 _DISK = int(MarkerFlag.DISK)
 

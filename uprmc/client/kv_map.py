@@ -2,7 +2,7 @@
 
 Every node tells the vBuckets that it has active, the cluster map how many there are in all and
 which other nodes. After a failover the old active may come back and believe in itself:
-`consume.placement` says which of two is followed. Nobody is followed before all were asked, and a
+`remote.placement` says which of two is followed. Nobody is followed before all were asked, and a
 connection that was kept open and fails is no silent node: it is dialled once more.
 """
 
@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable
 
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.errors import NotActive
-from uprmc.consume.history import read_log
-from uprmc.consume.placement import Log, OtherBucket, Placement
-from uprmc.consume.ranges import named
 from uprmc.errors import NotMyVBucket, RemoteProtocolError, UprmcError
 from uprmc.model import VBucketState, vbucket_of
 from uprmc.protocol.binary import decode_hello, encode_hello
@@ -25,6 +22,9 @@ from uprmc.protocol.management import (
     decode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Feature, Opcode
+from uprmc.remote.history import read_log
+from uprmc.remote.placement import Log, OtherBucket, Placement
+from uprmc.remote.ranges import named
 
 _FEATURES = (
     Feature.JSON,

@@ -15,9 +15,9 @@ from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv_map import KvMap
 from uprmc.client.kv_pipeline import KvReply, KvRequest, Pipeline, run
 from uprmc.client.kv_values import OutcomeUnknown
-from uprmc.consume.retry import Backoff, Left, RetryPolicy, until_done
 from uprmc.errors import UprmcError
 from uprmc.protocol.opcodes import Status
+from uprmc.remote.retry import Backoff, Left, RetryPolicy, until_done
 
 _PAUSE_MIN_S = 0.01
 _PAUSE_MAX_S = 0.5

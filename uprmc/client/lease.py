@@ -28,15 +28,15 @@ from uprmc.client.nodes import check_place
 from uprmc.client.position import Asked
 from uprmc.client.wire import Wire
 from uprmc.connecting import own_name
-from uprmc.consume import features
-from uprmc.consume import lease as messages
-from uprmc.consume.batch import Batch
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.model import SnapshotRange
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
+from uprmc.remote import features
+from uprmc.remote import lease as messages
+from uprmc.remote.batch import Batch
 
 _TIMEOUT_S = 30.0
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ProducerError
-from uprmc.consume.cluster_map import ClusterMap
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNO_TERM, VBUCKET_SEQNOS_EXTRAS
 from uprmc.protocol.opcodes import Opcode
+from uprmc.remote.cluster_map import ClusterMap
 
 
 class NodeFacts:

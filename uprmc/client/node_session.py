@@ -21,16 +21,6 @@ from uprmc.client.events import Event
 from uprmc.client.node_facts import NodeFacts
 from uprmc.client.opening import Opening
 from uprmc.client.position import Asked
-from uprmc.consume import features
-from uprmc.consume.conversation import (
-    KEEP_ALIVES,
-    FlowControl,
-    Silence,
-    acknowledgement,
-    keep_alive_answer,
-)
-from uprmc.consume.registering import Instance, Purged, Registering
-from uprmc.consume.stream import StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.model import SEQNO_MAX
@@ -39,6 +29,16 @@ from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions
 from uprmc.protocol.upr_many import StreamStart, encode_stream_requests, split_starts
+from uprmc.remote import features
+from uprmc.remote.conversation import (
+    KEEP_ALIVES,
+    FlowControl,
+    Silence,
+    acknowledgement,
+    keep_alive_answer,
+)
+from uprmc.remote.registering import Instance, Purged, Registering
+from uprmc.remote.stream import StreamState
 
 #: At most this many streams are asked for at a time: each in a frame of its own, or together.
 _STARTS_ALONE_MAX, _STARTS_MAX = 128, 1_024

@@ -15,8 +15,8 @@ from uprmc import places
 from uprmc.client.errors import ClientError, MisuseError, NodeUnreachable
 from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Place
-from uprmc.consume.placement import NODES_MAX, Choice, Claim, chosen
-from uprmc.consume.retry import Backoff
+from uprmc.remote.placement import NODES_MAX, Choice, Claim, chosen
+from uprmc.remote.retry import Backoff
 
 DELAY_MIN_S = 0.1
 DELAY_MAX_S = 5.0

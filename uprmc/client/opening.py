@@ -9,14 +9,14 @@ from uprmc.client.ask import Ask, Rest, Task
 from uprmc.client.connection import WANTS_LOGIN
 from uprmc.client.errors import OpenRefused
 from uprmc.connecting import new_nonce
-from uprmc.consume import features
-from uprmc.consume.cluster_map import ClusterMap, map_of
-from uprmc.consume.login import login_in_turns
 from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.places import parsed
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
+from uprmc.remote import features
+from uprmc.remote.cluster_map import ClusterMap, map_of
+from uprmc.remote.login import login_in_turns
 
 
 class Opened(NamedTuple):

@@ -10,9 +10,9 @@ from uprmc.client.errors import MisuseError
 from uprmc.client.follow import FORMER_WORDS, OnPurged, OnRollback, PurgedWord, RollbackWord
 from uprmc.client.position import Position
 from uprmc.client.state import Saved
-from uprmc.consume.registering import Instance
 from uprmc.login.credentials import Credentials
 from uprmc.model import SEQNO_MAX
+from uprmc.remote.registering import Instance
 from uprmc.units import nearest
 
 StartWord = Literal["checkpoint", "beginning", "now"]

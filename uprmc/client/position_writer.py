@@ -18,8 +18,8 @@ from uprmc.client.handler import Handler
 from uprmc.client.position import Place, Position
 from uprmc.client.ring_columns import BOUNDARY, RingColumns
 from uprmc.client.state import MemoryState, RingChunk, Saved, StateStore
-from uprmc.consume.batch import Batch
 from uprmc.model import FailoverLog
+from uprmc.remote.batch import Batch
 
 
 class PositionWriter:

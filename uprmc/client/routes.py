@@ -5,8 +5,8 @@ from __future__ import annotations
 from uprmc.client.node_session import NodeSession
 from uprmc.client.nodes import DELAY_MAX_S, DELAY_MIN_S
 from uprmc.client.position import Place
-from uprmc.consume.retry import Backoff
-from uprmc.consume.stream import StreamState
+from uprmc.remote.retry import Backoff
+from uprmc.remote.stream import StreamState
 
 
 class Route:

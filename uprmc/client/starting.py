@@ -28,8 +28,8 @@ from uprmc.client.options import Options
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, StateStore
 from uprmc.connecting import own_name
-from uprmc.consume.registering import Instance, kind_number, name_tag
 from uprmc.protocol.watermarks import ID_MAX_BYTES
+from uprmc.remote.registering import Instance, kind_number, name_tag
 
 #: When a run ends by itself: never, level with the nodes, or as a function says.
 Until = Literal["now"] | Callable[[], bool] | None

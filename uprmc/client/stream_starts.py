@@ -15,8 +15,8 @@ from uprmc.client.nodes import Nodes
 from uprmc.client.options import Options
 from uprmc.client.route_table import RouteTable
 from uprmc.client.routes import Route
-from uprmc.consume.stream import StreamState
 from uprmc.protocol.opcodes import StreamFlag
+from uprmc.remote.stream import StreamState
 
 #: At most this many reasons of refusals are remembered as logged.
 _LOGGED_MAX = 100

@@ -12,9 +12,9 @@ from uprmc.client.events import Event
 from uprmc.client.node_session import NodeSession
 from uprmc.client.tap_frames import FramePasser
 from uprmc.client.tap_questions import NOOP_INTERVAL_S
-from uprmc.consume.conversation import keep_alive_answer
 from uprmc.login.credentials import Credentials
 from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.remote.conversation import keep_alive_answer
 
 #: Before the client's name, as ep-engine has it and a node of ours.
 PREFIX = b"eq_tapq:"

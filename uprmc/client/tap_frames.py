@@ -20,9 +20,6 @@ from itertools import pairwise
 from uprmc.client.decoder import Decoder
 from uprmc.client.errors import NotANode
 from uprmc.client.events import Event
-from uprmc.consume.batch import Batch, Received
-from uprmc.consume.conversation import KEEP_ALIVES
-from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import MERGED_REQUEST_HEADER, RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
@@ -31,6 +28,9 @@ from uprmc.protocol.upr import (
     SET_VBUCKET_STATE_EXTRAS,
     frame_head,
 )
+from uprmc.remote.batch import Batch, Received
+from uprmc.remote.conversation import KEEP_ALIVES
+from uprmc.remote.stream import StreamFault, StreamState
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _MUTATION_BYTES = MUTATION_FRAME.size

@@ -17,12 +17,12 @@ from uprmc import __version__
 from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import OpenRefused, ProducerError
 from uprmc.client.node_session import NodeSession
-from uprmc.consume import features, undo
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, Item, Life, VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
+from uprmc.remote import features, undo
 from uprmc.tap_adapter.upstream import Standing
 
 #: Interval of keep-alives; the shortest that 2014's documents allow.

@@ -21,14 +21,14 @@ from uprmc.client.errors import ClientError, ProducerError
 from uprmc.client.events import Accepted, Event
 from uprmc.client.tap_connection import ProducerSession
 from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
-from uprmc.consume.conversation import Questions
-from uprmc.consume.stream import StreamState
 from uprmc.login.credentials import Credentials
 from uprmc.model import Item, SnapshotRange
 from uprmc.ports import Dial, Dialled, Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
+from uprmc.remote.conversation import Questions
+from uprmc.remote.stream import StreamState
 from uprmc.tap_adapter.upstream import Standing
 
 #: So much is received ahead of a client; small, for there may be many of them.

@@ -8,7 +8,7 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.nodes import Nodes
 from uprmc.client.position_writer import PositionWriter
 from uprmc.client.routes import Route
-from uprmc.consume.registering import REPORT_INTERVAL_S, Registering
+from uprmc.remote.registering import REPORT_INTERVAL_S, Registering
 
 
 class WatermarkReports:

@@ -32,9 +32,6 @@ from uprmc.columnar.errors import (
 )
 from uprmc.columnar.retry_policy import Busy, Silent, TlsCut
 from uprmc.connecting import connected, new_nonce
-from uprmc.consume import features
-from uprmc.consume.conversation import KEEP_ALIVES, Questions, keep_alive_answer
-from uprmc.consume.login import login
 from uprmc.login import mechanisms
 from uprmc.login.credentials import Credentials
 from uprmc.places import speaks_no_tls, stranger, tls_refusal
@@ -49,6 +46,9 @@ from uprmc.protocol.opcodes import (
     Status,
     opcode_name,
 )
+from uprmc.remote import features
+from uprmc.remote.conversation import KEEP_ALIVES, Questions, keep_alive_answer
+from uprmc.remote.login import login
 
 #: Questions that are under way at a time: more could fill both sockets' buffers and hang.
 PIPELINE_MAX = 256

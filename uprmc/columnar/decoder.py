@@ -26,7 +26,6 @@ from uprmc.columnar.rows import Rows, build
 from uprmc.columnar.runs import Judged, Other
 from uprmc.columnar.scanning import scan
 from uprmc.columnar.schema import Columns
-from uprmc.consume.conversation import KEEP_ALIVES
 from uprmc.protocol.header import REQUEST_HEADER, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
@@ -43,6 +42,7 @@ from uprmc.protocol.upr import (
     STREAM_END_EXTRAS,
     TIMED_DELETION_EXTRAS,
 )
+from uprmc.remote.conversation import KEEP_ALIVES
 
 #: Asked of the socket at a time.
 READ_BYTES = 1024 * 1024

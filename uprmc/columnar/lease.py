@@ -1,6 +1,6 @@
 """Snapshot leases over all nodes: some vBuckets held as they are at one moment of each node.
 
-A lease is one grant per node; `consume.lease` has its messages and its token.
+A lease is one grant per node; `remote.lease` has its messages and its token.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from uprmc.columnar.errors import (
 )
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Attempts, Busy, patiently
-from uprmc.consume import lease as messages
-from uprmc.consume.lease import Grant, parsed_token, token_of, whole_seconds
-from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
+from uprmc.remote import lease as messages
+from uprmc.remote.lease import Grant, parsed_token, token_of, whole_seconds
+from uprmc.remote.retry import Backoff, RetryPolicy
 
 #: Renewals in the life of a lease: two of them may fail.
 _RENEWALS = 3

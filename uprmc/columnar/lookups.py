@@ -21,9 +21,9 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.nodes import Nodes, Standing
 from uprmc.columnar.rows import DELETE, EXPIRE, SET
 from uprmc.columnar.schema import Columns
-from uprmc.consume.undo import Refused, question, version
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import Item, Life, vbucket_of
+from uprmc.remote.undo import Refused, question, version
 from uprmc.rollback import history_of
 
 #: More keys than this are not asked for one by one: reading their vBuckets is cheaper.

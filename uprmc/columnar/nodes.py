@@ -2,7 +2,7 @@
 
 Every node tells the vBuckets that it has active; its cluster map tells how many there are in all,
 and of other nodes. After a failover the old active may come back and believe in itself:
-`consume.placement` says which of two is followed. No node is followed before all were asked, and a
+`remote.placement` says which of two is followed. No node is followed before all were asked, and a
 connection that was kept open and fails is no silent node: it is dialled once more.
 """
 
@@ -25,9 +25,6 @@ from uprmc.columnar.errors import (
     VBucketsChanged,
 )
 from uprmc.columnar.retry_policy import Busy, patiently
-from uprmc.consume.cluster_map import COUNT_GROUP, count_in
-from uprmc.consume.history import read_log
-from uprmc.consume.placement import OtherBucket, Placement
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
@@ -38,6 +35,9 @@ from uprmc.protocol.management import (
     decode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Opcode
+from uprmc.remote.cluster_map import COUNT_GROUP, count_in
+from uprmc.remote.history import read_log
+from uprmc.remote.placement import OtherBucket, Placement
 from uprmc.units import in_ranges
 
 #: vBuckets of which an error says why they are refused.

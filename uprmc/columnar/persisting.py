@@ -25,11 +25,11 @@ from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.requests import Piece
 from uprmc.columnar.rounds import Requests, Rounds
 from uprmc.columnar.write_options import WriteOptions
-from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status, status_text
+from uprmc.remote.retry import Backoff, RetryPolicy
 
 #: What is sent before asking how much of it is on disk.
 GENERATION_BYTES = 8 * 1024 * 1024

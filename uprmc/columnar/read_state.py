@@ -1,7 +1,7 @@
 """The read of one vBucket from a lease: how far it is, and what became of it.
 
 It outlives connections: when one is lost, the next one asks for the rest of the same snapshot of
-the same lease. What a stream may send is for `consume.stream` to say, strictly.
+the same lease. What a stream may send is for `remote.stream` to say, strictly.
 
 Source: ``docs/streams.md``, how to write a consumer; ``docs/extensions.md``, leases.
 """
@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from uprmc.consume.stream import StreamState
 from uprmc.model import FailoverLog, SnapshotRange
 from uprmc.protocol.opcodes import MarkerFlag, StreamFlag
 from uprmc.protocol.upr import STREAM_REQUEST_EXTRAS, Marker
+from uprmc.remote.stream import StreamState
 
 #: A stream of a lease ends by itself.
 _NO_END = 0xFFFFFFFFFFFFFFFF

@@ -25,7 +25,7 @@ from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.streams import LeaseGone, Streams, purpose_of
 from uprmc.connecting import own_name
-from uprmc.consume.lease import Grant
+from uprmc.remote.lease import Grant
 
 #: Rows of vBuckets that are not complete are kept back up to here; then the oldest are yielded.
 HOLD_BACK_BYTES = 64 * 1024 * 1024

@@ -1,7 +1,7 @@
 """The rows of who reads now and then in the watermark tables of the nodes: Spark streams, backups.
 
 The driver reports, tasks do not: only the driver knows what is durable. The rows' id lives as long
-as the checkpoint of a stream, or the directory of a backup; `consume.registering` makes the frames.
+as the checkpoint of a stream, or the directory of a backup; `remote.registering` makes the frames.
 
 A connection is made for a few reports and closed after them, so that no node waits for us between
 batches, and the next driver of the same checkpoint may name the rows at once. A node that cannot
@@ -23,13 +23,13 @@ from uprmc.columnar.connection import Connection, lent
 from uprmc.columnar.errors import NoVBucket, SparkError
 from uprmc.columnar.nodes import Nodes
 from uprmc.connecting import own_name
-from uprmc.consume import features
-from uprmc.consume.registering import Instance, Purged, Registering
-from uprmc.consume.reports import removals, told_of, vbuckets_of
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Status, opcode_name
 from uprmc.protocol.watermarks_many import Refused
+from uprmc.remote import features
+from uprmc.remote.registering import Instance, Purged, Registering
+from uprmc.remote.reports import removals, told_of, vbuckets_of
 
 #: The newest complete state of a vBucket that is durable, and its history; 0 and 0 = there is none.
 Durable = Callable[[int], tuple[int, int]]

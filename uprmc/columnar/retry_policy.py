@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import Refused, SparkError, TlsFailed, Unreachable
-from uprmc.consume.retry import Backoff, RetryPolicy
+from uprmc.remote.retry import Backoff, RetryPolicy
 
 #: The longest wait between two attempts, in seconds.
 BACKOFF_MAX_S = 5.0

@@ -27,8 +27,8 @@ from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.windows import TEMPORARY, Reader, Share, run, status_only
 from uprmc.columnar.write_options import WriteOptions
-from uprmc.consume.retry import Backoff, Left, RetryPolicy, until_done
 from uprmc.protocol.opcodes import Status, status_text
+from uprmc.remote.retry import Backoff, Left, RetryPolicy, until_done
 
 
 class Requests(NamedTuple):

@@ -14,8 +14,6 @@ import numpy as np
 
 from uprmc.columnar.read_state import ReadState
 from uprmc.columnar.rows import Rows
-from uprmc.consume.history import read_log
-from uprmc.consume.stream import StreamFault
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import REQUEST_HEADER
 from uprmc.protocol.opcodes import (
@@ -27,6 +25,8 @@ from uprmc.protocol.opcodes import (
     opcode_name,
 )
 from uprmc.protocol.upr import STREAM_END_EXTRAS, decode_marker
+from uprmc.remote.history import read_log
+from uprmc.remote.stream import StreamFault
 
 
 class Other(NamedTuple):

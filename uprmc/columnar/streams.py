@@ -16,11 +16,11 @@ from uprmc.columnar.errors import LeaseEnded, LeaseRefused, RolledBack, SparkErr
 from uprmc.columnar.read_state import ReadState, StreamEnd
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.schema import Columns
-from uprmc.consume import features
-from uprmc.consume.conversation import FlowControl, acknowledgement, keep_alive_answer
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, opcode_name
 from uprmc.protocol.upr import ROLLBACK_VALUE
+from uprmc.remote import features
+from uprmc.remote.conversation import FlowControl, acknowledgement, keep_alive_answer
 
 #: Streams that are open at a time.
 STREAMS_OPEN = 8

@@ -26,7 +26,6 @@ from itertools import count
 
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import SparkError, Unreachable, why
-from uprmc.consume.conversation import KEEP_ALIVES
 from uprmc.protocol.header import RESPONSE_HEADER, RequestFrame
 from uprmc.protocol.opcodes import (
     FRAME_MAX_BYTES,
@@ -36,6 +35,7 @@ from uprmc.protocol.opcodes import (
     Opcode,
     Status,
 )
+from uprmc.remote.conversation import KEEP_ALIVES
 
 #: Windows of a node that are under way.
 WINDOWS_UNDER_WAY = 2

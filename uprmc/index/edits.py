@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from uprmc.consume.batch import Batch
 from uprmc.index.model import Mapped
 from uprmc.index.rows import rows_of, split_id_value
 from uprmc.index.tree import Position
 from uprmc.index.tree.nodes import Row
 from uprmc.index.versions import Documents
+from uprmc.remote.batch import Batch
 
 _START = Position(0, 0, 0)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from uprmc.consume.retry import Backoff
 from uprmc.index.errors import Damaged, GivenUp, RolledBack
 from uprmc.index.news import OnEvent
+from uprmc.remote.retry import Backoff
 
 #: The next life begins after this long, then twice as long each time, up to this.
 _RETRY_S, _RETRY_MAX_S = 0.1, 5.0

@@ -19,8 +19,6 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.consume.history import read_log
-from uprmc.consume.placement import OtherBucket, Placement
 from uprmc.index.source_nodes import Connections
 from uprmc.login.credentials import Credentials
 from uprmc.model import FailoverLog, VBucketState
@@ -32,6 +30,8 @@ from uprmc.protocol.management import (
     decode_vbucket_seqnos,
 )
 from uprmc.protocol.opcodes import Feature, Opcode
+from uprmc.remote.history import read_log
+from uprmc.remote.placement import OtherBucket, Placement
 
 _PERSISTED_GROUP = "vbucket-seqno"
 _PERSISTED = ":last_persisted_seqno"

@@ -21,7 +21,6 @@ from itertools import chain
 
 from uprmc.client.state import Saved
 from uprmc.config import IndexSettings
-from uprmc.consume.batch import Batch
 from uprmc.index.bitmaps import bitmap, numbers
 from uprmc.index.cleaning import cleaning_edits
 from uprmc.index.compacting import Compactions
@@ -37,6 +36,7 @@ from uprmc.index.tree import Header, Position
 from uprmc.index.upr_handler import WentBack
 from uprmc.index.versions import Documents, Latest, latest_of
 from uprmc.index.view import View
+from uprmc.remote.batch import Batch
 
 _LOG = logging.getLogger("uprmc.index")
 

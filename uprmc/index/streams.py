@@ -19,7 +19,6 @@ from twisted.internet.defer import ensureDeferred
 from uprmc.client.errors import ClientError
 from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.client.twisted_link import MakeEndpoint
-from uprmc.consume.retry import Backoff
 from uprmc.index.bitmaps import numbers
 from uprmc.index.index_file import States
 from uprmc.index.source import Source
@@ -27,6 +26,7 @@ from uprmc.index.updater import Stopped, Updater
 from uprmc.index.upr_handler import IndexHandler, IndexState, WentBack
 from uprmc.index.vbucket_sets import caught_up
 from uprmc.index.waiting import Signal, pause
+from uprmc.remote.retry import Backoff
 
 #: After a failure the next attempt comes after this long, then twice as long each time, up to this.
 RETRY_S, RETRY_MAX_S = 0.1, 5.0

@@ -25,9 +25,9 @@ from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
 from uprmc.client.state import Saved
-from uprmc.consume.batch import Batch
 from uprmc.index.store import IndexStore
 from uprmc.index.upr_handler import WentBack
+from uprmc.remote.batch import Batch
 
 _Result = TypeVar("_Result")
 

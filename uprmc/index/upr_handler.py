@@ -20,8 +20,8 @@ from twisted.internet.defer import Deferred
 
 from uprmc.client.handler import Handler
 from uprmc.client.state import RingChunk, Saved
-from uprmc.consume.batch import Batch
 from uprmc.model import FailoverLog
+from uprmc.remote.batch import Batch
 
 
 class WentBack(Exception):

@@ -11,8 +11,8 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple, cast, overload
 
-from uprmc.consume.batch import Batch, Change
 from uprmc.index.model import Document
+from uprmc.remote.batch import Batch, Change
 
 __all__ = ["Documents", "Latest", "bodies", "latest_of"]
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from uprmc.consume.ranges import named
 from uprmc.engine.replica import outrank
 from uprmc.errors import InvalidArguments, KeyExists, NotSupported, RemoteProtocolError
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
@@ -30,6 +29,7 @@ from uprmc.protocol.replication import (
     encode_outcomes,
 )
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
+from uprmc.remote.ranges import named
 from uprmc.upr.follow.replication import Replication
 
 _KNOWN_FLAGS = int(ReplicateFlag.STOP | ReplicateFlag.DEMOTE)

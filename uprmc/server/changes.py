@@ -27,9 +27,9 @@ from uprmc.client.handler import Change, Handler
 from uprmc.client.state import Saved
 from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.config import HttpSettings
-from uprmc.consume.ranges import named, parsed
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import SnapshotRange
+from uprmc.remote.ranges import named, parsed
 from uprmc.server.buffers import Buffers
 from uprmc.server.change_tokens import decoded, encoded
 from uprmc.server.log import Log

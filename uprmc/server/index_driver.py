@@ -19,7 +19,7 @@ from twisted.internet.defer import Deferred, inlineCallbacks, succeed
 from twisted.internet.task import deferLater
 
 from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, ServerSettings, Settings
-from uprmc.consume.retry import Backoff
+from uprmc.remote.retry import Backoff
 from uprmc.server.index_child import COMMAND, IndexChild, OpenUpr, directory
 from uprmc.server.index_events import EventsFromIndex, Tell
 from uprmc.server.listener import in_use

@@ -21,7 +21,6 @@ from twisted.python.threadpool import ThreadPool
 
 from uprmc import MEMCACHED_VERSION
 from uprmc.config import Settings, unix_mode
-from uprmc.consume.registering import name_tag
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Warmup, WarmupState
@@ -31,6 +30,7 @@ from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState, conflict_rule
 from uprmc.ports import Session
+from uprmc.remote.registering import name_tag
 from uprmc.server import collector, stat_health
 from uprmc.server.access import Access
 from uprmc.server.adapter import SessionFactory

@@ -30,8 +30,8 @@ from typing import Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from uprmc.client.handler import Document
-from uprmc.consume.batch import Batch
-from uprmc.consume.retry import Backoff, RetryPolicy
+from uprmc.remote.batch import Batch
+from uprmc.remote.retry import Backoff, RetryPolicy
 from uprmc.sinks.records import change_line, rollback_line, undo_line
 from uprmc.sinks.sink import PATIENCE_S, Sink, SinkError, SinkRefused
 

@@ -21,8 +21,8 @@ from uprmc.client.handler import Document
 from uprmc.client.sqlite_file import told
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import StateRefused
-from uprmc.consume.batch import Batch
 from uprmc.jobs.files import sync
+from uprmc.remote.batch import Batch
 from uprmc.sinks.records import change_line, rollback_line, undo_line
 from uprmc.sinks.sink import Sink, SinkError, SinkRefused
 

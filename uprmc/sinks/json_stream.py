@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from uprmc.client.handler import Document
-from uprmc.consume.batch import Batch
+from uprmc.remote.batch import Batch
 from uprmc.sinks.records import change_line, rollback_line, undo_line
 from uprmc.sinks.sink import Sink
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from uprmc.client.handler import Document
-from uprmc.consume.batch import Batch
+from uprmc.remote.batch import Batch
 from uprmc.sinks.sink import PATIENCE_S, Sink, SinkError, SinkRefused, SinkStopped
 
 _TOPIC_S = 10.0

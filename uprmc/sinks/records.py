@@ -19,7 +19,7 @@ import orjson
 
 from uprmc.client.change_fields import as_fields
 from uprmc.client.handler import Change, Document
-from uprmc.consume.json_fields import exact, text_or_base64
+from uprmc.remote.json_fields import exact, text_or_base64
 
 
 def change_line(change: Change) -> bytes:

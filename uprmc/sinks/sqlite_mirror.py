@@ -16,7 +16,7 @@ from uprmc.client.handler import SET, Change, Document
 from uprmc.client.sqlite_file import told
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import StateRefused
-from uprmc.consume.batch import Batch
+from uprmc.remote.batch import Batch
 from uprmc.sinks.sink import Sink
 
 _COLUMNS = "vbucket, key, value, rev, cas, flags, expiry, datatype"

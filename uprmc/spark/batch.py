@@ -34,8 +34,8 @@ from uprmc.columnar.lookups import NotLookedUp, looked_up, possible
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import OnDone, read
-from uprmc.consume.lease import parsed_token
 from uprmc.model import vbucket_of
+from uprmc.remote.lease import parsed_token
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting

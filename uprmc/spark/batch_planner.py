@@ -32,8 +32,8 @@ from functools import partial
 
 from uprmc import rollback
 from uprmc.columnar.errors import DataLost, NoVBucket, RolledBack, VBucketsChanged
-from uprmc.consume.history import newest_boundary
 from uprmc.model import FailoverLog, SnapshotRange
+from uprmc.remote.history import newest_boundary
 from uprmc.spark.offsets import Offset, Position, thinned
 
 #: By vBucket, after which seqno and how many rows; and up to which seqno there were how many.

@@ -18,7 +18,7 @@ from uprmc.columnar.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
 from uprmc.columnar.lease import KeptLease, acquire, of_token
 from uprmc.columnar.nodes import Nodes, Standing
 from uprmc.columnar.registration import Registration
-from uprmc.consume.registering import Instance, kind_number
+from uprmc.remote.registering import Instance, kind_number
 from uprmc.spark import batch_planner
 from uprmc.spark.batch_planner import Seen, Settled, Slice
 from uprmc.spark.offsets import Offset, starting_at

@@ -30,8 +30,8 @@ from pathlib import Path
 from typing import Any
 
 from uprmc.columnar.errors import BadFile, BadOption
-from uprmc.consume.ranges import VBUCKETS_MAX
 from uprmc.protocol.watermarks import ID_MAX_BYTES
+from uprmc.remote.ranges import VBUCKETS_MAX
 
 #: Goes up when an older program would misread what a newer one wrote.
 VERSION = 1

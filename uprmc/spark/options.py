@@ -31,8 +31,8 @@ from uprmc.columnar.option import (
 )
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
 from uprmc.columnar.write_options import WriteOptions
-from uprmc.consume import ranges
-from uprmc.consume.ranges import VBUCKETS_MAX
+from uprmc.remote import ranges
+from uprmc.remote.ranges import VBUCKETS_MAX
 from uprmc.units import nearest
 
 __all__ = ["ReadOptions", "SinkOptions", "access_of", "as_texts", "read_options", "write_options"]

@@ -44,7 +44,7 @@ _PACKAGES = (
     "uprmc.backup",
     "uprmc.columnar",
     "uprmc.config",
-    "uprmc.consume",
+    "uprmc.remote",
     "uprmc.jobs",
     "uprmc.load",
     "uprmc.login",

@@ -19,7 +19,7 @@ import numpy as np
 from uprmc.columnar.read_state import SEQNO_MAX, Range, ReadState
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
-from uprmc.consume.ranges import VBUCKETS_MAX
+from uprmc.remote.ranges import VBUCKETS_MAX
 from uprmc.rollback import history_of
 from uprmc.spark.offsets import Position
 from uprmc.spark.options import ReadOptions

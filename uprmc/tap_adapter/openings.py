@@ -19,12 +19,12 @@ import struct
 from collections.abc import Callable, Container
 from functools import partial
 
-from uprmc.consume.history import read_log
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketState
 from uprmc.protocol.opcodes import Opcode, Status, StreamFlag
 from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
+from uprmc.remote.history import read_log
 from uprmc.tap_adapter.checkpoints import take_back_end
 from uprmc.tap_adapter.conversation import Conversation
 from uprmc.tap_adapter.corrections import Correction

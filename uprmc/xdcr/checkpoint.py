@@ -14,8 +14,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from uprmc.consume.history import Entries
 from uprmc.model import FailoverEntry
+from uprmc.remote.history import Entries
 from uprmc.rollback import ends_of_branches
 from uprmc.xdcr import versioned
 

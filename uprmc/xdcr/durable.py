@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.binary import decode_observe_seqno
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Status, status_text
+from uprmc.remote.retry import Backoff, RetryPolicy
 from uprmc.xdcr.run import Run
 from uprmc.xdcr.target import Target
 

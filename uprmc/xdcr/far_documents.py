@@ -13,9 +13,6 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from uprmc.config import Settings
-from uprmc.consume import features
-from uprmc.consume.conversation import acknowledgement
-from uprmc.consume.login import Login
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SEQNO_MAX, Origin
 from uprmc.ports import Clock
@@ -23,6 +20,9 @@ from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, StreamFlag
 from uprmc.protocol.origins import ORIGIN_META, ORIGIN_META_BYTES, ORIGIN_META_HEAD, decode_origin
 from uprmc.protocol.upr import MUTATION_EXTRAS, STREAM_END_EXTRAS, StreamRequest
+from uprmc.remote import features
+from uprmc.remote.conversation import acknowledgement
+from uprmc.remote.login import Login
 from uprmc.xdcr.node_session import NodeSession
 
 #: As much as is read in one turn at most.

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from uprmc.consume.login import Login
 from uprmc.ports import Dialled, Session
+from uprmc.remote.login import Login
 from uprmc.xdcr.far_documents import FarDocuments, FarOwner
 from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.reading import PREFIX

@@ -15,14 +15,6 @@ from functools import partial
 from typing import NamedTuple
 
 from uprmc.config import Settings
-from uprmc.consume.conversation import (
-    KEEP_ALIVES,
-    Questions,
-    Silence,
-    keep_alive_answer,
-    take_frames,
-)
-from uprmc.consume.login import Login
 from uprmc.errors import ProtocolError
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.ports import Clock, Session
@@ -30,6 +22,14 @@ from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, ResponseFrame, encode_request
 from uprmc.protocol.opcodes import Feature, Opcode
+from uprmc.remote.conversation import (
+    KEEP_ALIVES,
+    Questions,
+    Silence,
+    keep_alive_answer,
+    take_frames,
+)
+from uprmc.remote.login import Login
 
 _AGENT = b"uprmc-xdcr"
 _BUCKET = b"default"

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from uprmc.consume.login import Login, login_in_turns, nonce_of
-from uprmc.consume.placement import NODES_MAX, Claim, chosen
-from uprmc.consume.retry import Backoff
 from uprmc.login.credentials import Credentials
 from uprmc.model import ConflictRule
 from uprmc.places import parsed
 from uprmc.ports import Clock, Dialled, Session
+from uprmc.remote.login import Login, login_in_turns, nonce_of
+from uprmc.remote.placement import NODES_MAX, Claim, chosen
+from uprmc.remote.retry import Backoff
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Held, Target, TargetOwner
 from uprmc.xdcr.world import World

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from uprmc.consume.ranges import named
-from uprmc.consume.retry import Backoff
+from uprmc.remote.ranges import named
+from uprmc.remote.retry import Backoff
 from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.resuming import Resuming
 from uprmc.xdcr.run import Run

@@ -13,11 +13,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
-from uprmc.consume import features
-from uprmc.consume.batch import Batch, Received, Run, deletion_numbers
-from uprmc.consume.registering import kind_number
-from uprmc.consume.reports import removal
-from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, RollbackRequired, StreamNotFound, TemporaryFailure
 from uprmc.model import SEQNO_MAX, SnapshotRange
@@ -31,6 +26,11 @@ from uprmc.protocol.upr import (
     frame_head,
 )
 from uprmc.protocol.watermarks import ReportExtras, encode_report
+from uprmc.remote import features
+from uprmc.remote.batch import Batch, Received, Run, deletion_numbers
+from uprmc.remote.registering import kind_number
+from uprmc.remote.reports import removal
+from uprmc.remote.stream import StreamState
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import UprRequest
 from uprmc.upr.produce.producer import Producer

@@ -20,12 +20,12 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from uprmc.consume.history import Entries
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.replica import outrank
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.model import FailoverEntry
+from uprmc.remote.history import Entries
 from uprmc.rollback import ends_of_branches
 from uprmc.xdcr import versioned
 

@@ -25,8 +25,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from uprmc.consume.ranges import named
-from uprmc.consume.retry import Backoff, RetryPolicy
 from uprmc.engine.purge_rule import shown
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import NotResident, TemporaryFailure
@@ -34,6 +32,8 @@ from uprmc.model import FailoverLog
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Status, status_text
 from uprmc.record import KIND_AT, LIFE_BITS
+from uprmc.remote.ranges import named
+from uprmc.remote.retry import Backoff, RetryPolicy
 from uprmc.rollback import ends_of_branches
 from uprmc.xdcr.compared import Compared, Tally
 from uprmc.xdcr.durable import UntilDurable

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, RollbackRequired
 from uprmc.model import SEQNO_MAX
 from uprmc.protocol.opcodes import Feature
+from uprmc.remote.stream import StreamState
 from uprmc.rollback import ends_of_branches
 from uprmc.xdcr import checkpoint
 from uprmc.xdcr.checkpoint import Record

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from uprmc.consume.retry import Backoff
 from uprmc.errors import InvalidArguments
 from uprmc.model import ConflictRule
 from uprmc.protocol.opcodes import Feature, Opcode, Status, status_text
+from uprmc.remote.retry import Backoff
 from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins, key_of, with_opaque
 from uprmc.xdcr.run import Run
 from uprmc.xdcr.settings import SKIP

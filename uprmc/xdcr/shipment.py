@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from uprmc.consume.stream import StreamState
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import SEQNO_MAX, SnapshotRange
+from uprmc.remote.stream import StreamState
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.reading import Start
 from uprmc.xdcr.windows import Window

@@ -17,11 +17,11 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from uprmc.consume.batch import Batch, deletion_numbers
 from uprmc.model import SnapshotRange
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
 from uprmc.protocol.origins import ORIGIN_META, ORIGIN_META_BYTES, ORIGIN_META_ID
 from uprmc.protocol.upr import MUTATION_FRAME
+from uprmc.remote.batch import Batch, deletion_numbers
 from uprmc.xdcr.counters import Counters
 from uprmc.xdcr.frames import delete_frame, look_up_frame, set_frame
 from uprmc.xdcr.shipment import Position, Shipment, position_in

@@ -19,10 +19,6 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from uprmc.config import Settings
-from uprmc.consume.cluster_map import ClusterMap, map_of
-from uprmc.consume.history import read_log
-from uprmc.consume.login import Login
-from uprmc.consume.placement import telling
 from uprmc.errors import InvalidArguments
 from uprmc.model import FailoverLog, Origin, VBucketState
 from uprmc.ports import Clock
@@ -37,6 +33,10 @@ from uprmc.protocol.management import (
 from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.origins import ORIGIN_META_BYTES, encode_origin
 from uprmc.protocol.upr import decode_term
+from uprmc.remote.cluster_map import ClusterMap, map_of
+from uprmc.remote.history import read_log
+from uprmc.remote.login import Login
+from uprmc.remote.placement import telling
 from uprmc.xdcr.frames import Meta, read_meta
 from uprmc.xdcr.node_session import Answered, Lost, NodeSession, begun_again
 from uprmc.xdcr.received import Told, told_of

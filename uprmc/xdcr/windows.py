@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 
 from uprmc.config import XdcrSettings
-from uprmc.consume.retry import Backoff
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.retry import Backoff
 
 #: Pauses before what was refused for now is sent again.
 PAUSE_MIN_S, PAUSE_MAX_S = 0.01, 1.0

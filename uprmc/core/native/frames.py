@@ -1,7 +1,7 @@
 """Mutations of UPR streams, from received bytes to columns: compiled only.
 
 What is no plain mutation of the stream, in order and inside of its snapshot, ends a call: the rules
-judge it, and they exist only elsewhere. `uprmc.consume.mutations` says what is promised.
+judge it, and they exist only elsewhere. `uprmc.remote.mutations` says what is promised.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def take_mutations(
     positions: list[int],
     ends: list[int],
 ) -> i64:
-    """See `uprmc.consume.mutations`."""
+    """See `uprmc.remote.mutations`."""
     while low < high and position + HEADER_BYTES + EXTRAS_BYTES <= end:
         if u16_at(data, position) != MUTATION or u32_at(data, position + 12) != opaque:
             break
@@ -73,7 +73,7 @@ def take_snapshots(
     positions: list[int],
     ends: list[int],
 ) -> bool:
-    """See `uprmc.consume.mutations`."""
+    """See `uprmc.remote.mutations`."""
     for vbucket in vbuckets:
         high = read_i64_be(data, rows_at + 16)
         low = read_i64_be(data, rows_at + 8) - 1
@@ -98,7 +98,7 @@ def lone_snapshot(
     positions: list[int],
     ends: list[int],
 ) -> tuple[int, int, int, int, int, int] | None:
-    """See `uprmc.consume.mutations`."""
+    """See `uprmc.remote.mutations`."""
     end: i64 = i64(len(data))
     item: i64 = SNAPSHOTS_HEAD_BYTES + ROW_BYTES
     if end < item + HEADER_BYTES + EXTRAS_BYTES or u16_at(data, 0) != SNAPSHOTS:
@@ -126,7 +126,7 @@ def lone_snapshot(
 def values_of(
     data: bytes, head_bytes: i64, positions: list[int], keys: list[bytes], ends: list[int]
 ) -> list[bytes | None]:
-    """See `uprmc.consume.mutations`."""
+    """See `uprmc.remote.mutations`."""
     found: list[bytes | None] = []
     number: i64 = 0
     count: i64 = len(keys)

@@ -19,13 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
 
-from uprmc.consume.ranges import named
 from uprmc.engine.flush import Waiter
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import Item, VBucketState
 from uprmc.places import parsed
 from uprmc.ports import Dial
 from uprmc.protocol.replication import Branch, Outcome
+from uprmc.remote.ranges import named
 from uprmc.upr.follow import followed_document
 from uprmc.upr.follow.handover import Handover, HandoverDone
 from uprmc.upr.follow.source import FILLED, Received, Source

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from enum import Enum
 from typing import NamedTuple
 
-from uprmc.consume import features
-from uprmc.consume.cluster_map import map_of
-from uprmc.consume.retry import Backoff
-from uprmc.consume.undo import question, version
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Item, VBucketState
 from uprmc.ports import Dial, Entropy
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import DataType, Opcode, Status
+from uprmc.remote import features
+from uprmc.remote.cluster_map import map_of
+from uprmc.remote.retry import Backoff
+from uprmc.remote.undo import question, version
 from uprmc.upr.follow.line import Line
 from uprmc.upr.hub import Hub
 from uprmc.upr.receive.link import Link

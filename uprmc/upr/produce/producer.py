@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.consume.undo import question, version
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
@@ -35,6 +34,7 @@ from uprmc.protocol.upr_extensions import (
 )
 from uprmc.protocol.upr_many import StreamStart, decode_stream_requests
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead, decode_reports
+from uprmc.remote.undo import question, version
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due, KeepAlive
 from uprmc.upr.peer import Answer, UprRequest

@@ -15,12 +15,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from uprmc.consume import features
 from uprmc.errors import KeyExists, NotMyVBucket, OutOfPlace, StreamNotFound, TemporaryFailure
 from uprmc.model import VBucketState
 from uprmc.protocol.header import ResponseFrame, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ADD_STREAM_EXTRAS, ADD_STREAM_REPLY_EXTRAS
+from uprmc.remote import features
 from uprmc.upr.hub import Hub
 from uprmc.upr.keepalive import Due
 from uprmc.upr.peer import Answer, UprRequest

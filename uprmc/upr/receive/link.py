@@ -17,9 +17,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from uprmc.consume import features
-from uprmc.consume.history import check_presentable
-from uprmc.consume.stream import StreamFault, judge
 from uprmc.engine.terms import shares_history
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
@@ -30,6 +27,9 @@ from uprmc.protocol.replication import GET_VERSION_ORIGIN_EXTRAS, GET_VERSION_RE
 from uprmc.protocol.upr import Marker
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
 from uprmc.record import ABSENT, KIND_AT, LOST, unpack
+from uprmc.remote import features
+from uprmc.remote.history import check_presentable
+from uprmc.remote.stream import StreamFault, judge
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.receive.link_session import LinkSession

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from uprmc.consume import features
-from uprmc.consume.login import Login, login_in_turns, nonce_of
 from uprmc.errors import CommandError, ProtocolError, RemoteProtocolError
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.places import parsed
@@ -21,6 +19,8 @@ from uprmc.ports import Session
 from uprmc.protocol.header import RequestFrame, ResponseFrame, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, MAGIC_RESPONSE, Opcode, status_text
 from uprmc.protocol.shapes import shape_error
+from uprmc.remote import features
+from uprmc.remote.login import Login, login_in_turns, nonce_of
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import UprRequest
 from uprmc.upr.receive.receiver import Receiver

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from uprmc.consume import features
 from uprmc.protocol.header import ResponseFrame, encode_request
 from uprmc.protocol.management import decode_vbucket_seqno_terms, decode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import SEQNO_ACKNOWLEDGED_EXTRAS
+from uprmc.remote import features
 from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
 from uprmc.upr.receive.term_watch import Asker, TermWatch
 

@@ -18,8 +18,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from uprmc.consume.conversation import Questions, Silence, acknowledgement, take_frames
-from uprmc.consume.history import newest_entries
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import (
     InvalidArguments,
@@ -40,6 +38,8 @@ from uprmc.protocol.upr import (
     decode_term,
 )
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
+from uprmc.remote.conversation import Questions, Silence, acknowledgement, take_frames
+from uprmc.remote.history import newest_entries
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Answer, UprRequest
 from uprmc.upr.receive.intake import deletion_of, mutation_of, read_run

@@ -12,14 +12,14 @@ from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Protocol
 
-from uprmc.consume.conversation import Questions
-from uprmc.consume.registering import Instance, Registering
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Kind, Row
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, decode_records
+from uprmc.remote.conversation import Questions
+from uprmc.remote.registering import Instance, Registering
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import UprRequest
 from uprmc.upr.receive.receiver import Answered

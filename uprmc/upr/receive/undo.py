@@ -1,6 +1,6 @@
 """Taking a vBucket back to what it shares with its source, without starting over.
 
-The source says to what seqno. The procedure is that of `consume.undo`; the versions that come back
+The source says to what seqno. The procedure is that of `remote.undo`; the versions that come back
 are what was overwritten (`engine.rewind`), and are put in place all at once in the end.
 
 Anything that speaks against it (a source that has no GET_VERSION, too many keys, too little memory,
@@ -17,13 +17,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from uprmc.consume.undo import Refused, Task, question, undo, version
 from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target
 from uprmc.errors import InvalidArguments, RemoteProtocolError, StoreError
 from uprmc.model import SEQNO_MAX, FailoverLog, Item
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import DataType, Opcode, Status
 from uprmc.protocol.upr import decode_term
+from uprmc.remote.undo import Refused, Task, question, undo, version
 from uprmc.rollback import shared_until
 from uprmc.storage.interface import DamagedRecords
 from uprmc.upr.hub import Hub

@@ -7,8 +7,8 @@ Source: UPR reference 4.6.
 
 from __future__ import annotations
 
-from uprmc.consume.conversation import FlowControl
 from uprmc.engine.memory_account import MemoryAccount
+from uprmc.remote.conversation import FlowControl
 
 #: Acknowledge when this share of the buffer was processed, or after this many seconds.
 _ACK_SHARE = 0.2

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.consume.placement import Choice, Claim, Log, OtherBucket, Placement, chosen
 from uprmc.protocol.header import ResponseFrame
+from uprmc.remote.placement import Choice, Claim, Log, OtherBucket, Placement, chosen
 
 OLD = ((1, 0),)
 

@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from uprmc.consume.cluster_map import map_of
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr_extensions import TERMS_MAX, encode_terms
+from uprmc.remote.cluster_map import map_of
 
 #: More nodes are not believed in.
 NODES_MAX = 256

@@ -20,8 +20,8 @@ from uprmc.client.tap_questions import handshake as tap_handshake
 from uprmc.columnar.access import Access
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.streams import Streams
-from uprmc.consume import features
 from uprmc.protocol.header import ResponseFrame
+from uprmc.remote import features
 
 JSON, XERROR, TERMS, ORIGINS = 0x0B, 0x07, 0x5501, 0x5502
 

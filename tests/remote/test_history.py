@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.consume.history import (
+from uprmc.errors import RemoteProtocolError
+from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
+from uprmc.protocol.upr import FAILOVER_ENTRY, encode_failover_log
+from uprmc.remote.history import (
     LOG_MAX_ENTRIES,
     check_presentable,
     newest_boundary,
     newest_entries,
     read_log,
 )
-from uprmc.errors import RemoteProtocolError
-from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
-from uprmc.protocol.upr import FAILOVER_ENTRY, encode_failover_log
 from uprmc.rollback import Held, Position, rollback_point, shared_until
 
 LOG = (FailoverEntry(3, 20), FailoverEntry(2, 10), FailoverEntry(1, 0))

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from uprmc.consume import undo
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverEntry, FailoverLog, Life
 from uprmc.protocol.header import ResponseFrame
+from uprmc.remote import undo
 
 GET_VERSION = 0xE7
 OK, NOT_FOUND, UNKNOWN, LATER = 0x00, 0x01, 0x81, 0x86

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.consume.ranges import named, parsed
+from uprmc.remote.ranges import named, parsed
 from uprmc.units import in_ranges
 
 

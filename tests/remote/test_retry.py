@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.consume.retry import Backoff, Left, RetryPolicy, until_done
+from uprmc.remote.retry import Backoff, Left, RetryPolicy, until_done
 
 
 def test_waits_double_up_to_the_longest() -> None:

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from uprmc.consume import mutations
-from uprmc.consume.batch import Batch, Received, Run
-from uprmc.consume.stream import StreamFault, StreamState
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES
@@ -22,6 +19,9 @@ from uprmc.protocol.upr_many import (
     SNAPSHOTS_EXTRAS,
     SNAPSHOTS_HEAD_BYTES,
 )
+from uprmc.remote import mutations
+from uprmc.remote.batch import Batch, Received, Run
+from uprmc.remote.stream import StreamFault, StreamState
 
 #: From this number of snapshots on it pays to read all of a frame at once.
 _MANY = 8

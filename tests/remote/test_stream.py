@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from uprmc.consume.stream import NOTHING, StreamFault, StreamState, judge
 from uprmc.model import FailoverEntry, SnapshotRange
 from uprmc.protocol.upr import Marker
+from uprmc.remote.stream import NOTHING, StreamFault, StreamState, judge
 
 
 def stream_at(seqno: int, snapshot: tuple[int, int] | None = None) -> StreamState:

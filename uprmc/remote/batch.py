@@ -18,8 +18,6 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from uprmc.consume.mutations import SEQNO_LIMIT, take_mutations, values_of
-from uprmc.consume.stream import StreamState
 from uprmc.model import Origin
 from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode
@@ -31,6 +29,8 @@ from uprmc.protocol.upr import (
     TIMED_DELETION_EXTRAS,
     Marker,
 )
+from uprmc.remote.mutations import SEQNO_LIMIT, take_mutations, values_of
+from uprmc.remote.stream import StreamState
 from uprmc.rollback import origin_here
 
 SET = "set"

@@ -34,12 +34,12 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from uprmc.consume import features
-from uprmc.consume.reports import HasAnswer, frames_of, removal, told_of, vbuckets_of
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.watermarks import KIND_NAMES
 from uprmc.protocol.watermarks_many import OneReport, Refused, ReportsHead
+from uprmc.remote import features
+from uprmc.remote.reports import HasAnswer, frames_of, removal, told_of, vbuckets_of
 
 #: Seconds between two reports of the same vBucket, unless the user of this says otherwise.
 REPORT_INTERVAL_S = 1.0

@@ -6,12 +6,12 @@ import struct
 
 import pytest
 
-from uprmc.consume import features
-from uprmc.consume.registering import Instance, Purged, Registering, kind_number
-from uprmc.consume.reports import removal
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote import features
+from uprmc.remote.registering import Instance, Purged, Registering, kind_number
+from uprmc.remote.reports import removal
 
 UUID = 0xABC
 

@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.consume import lease
-from uprmc.consume.lease import Grant, parsed_token, token_of, whole_seconds
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode
@@ -17,6 +15,8 @@ from uprmc.protocol.upr_extensions import (
     decode_lease_vbuckets,
     encode_lease_grant,
 )
+from uprmc.remote import lease
+from uprmc.remote.lease import Grant, parsed_token, token_of, whole_seconds
 
 _PLACES = st.sampled_from(["10.0.0.1:11210", "host.example:1", "[::1]:65535"])
 _GRANTS = st.lists(

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from uprmc import places
-from uprmc.consume import ranges
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode
@@ -31,6 +30,7 @@ from uprmc.protocol.upr_extensions import (
     decode_lease_grant,
     encode_lease_vbuckets,
 )
+from uprmc.remote import ranges
 from uprmc.units import in_ranges
 
 #: What a token begins with.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from uprmc.consume.cluster_map import VBUCKETS_MAX, ClusterMap, count_in, map_of
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.cluster_map import VBUCKETS_MAX, ClusterMap, count_in, map_of
 
 
 def _read(text: bytes, status: int = 0) -> ClusterMap | None:

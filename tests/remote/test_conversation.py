@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.upr.peer import BUFFER_ACK, NOOP, split
-from uprmc.consume.conversation import (
+from uprmc.errors import RemoteProtocolError
+from uprmc.remote.conversation import (
     KEEP_ALIVES,
     FlowControl,
     Questions,
@@ -15,7 +16,6 @@ from uprmc.consume.conversation import (
     acknowledgement,
     keep_alive_answer,
 )
-from uprmc.errors import RemoteProtocolError
 
 GET, STAT = 0x00, 0x10
 

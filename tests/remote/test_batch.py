@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tests.upr import peer
 from tests.upr.peer import frame, marker, mutation
 from uprmc.client.decoder import Decoder
-from uprmc.consume.batch import Batch
-from uprmc.consume.stream import StreamState
 from uprmc.model import FailoverEntry, SnapshotRange
+from uprmc.remote.batch import Batch
+from uprmc.remote.stream import StreamState
 
 
 def batches_of(data: bytes, *, wants_values: bool = True) -> list[Batch]:

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from uprmc.consume.ranges import VBUCKETS_MAX
 from uprmc.model import TERM_MAX
 from uprmc.places import parsed
 from uprmc.protocol.header import ResponseFrame
+from uprmc.remote.ranges import VBUCKETS_MAX
 
 #: What stands for the host by which the client has reached the node.
 _HOST = "$HOST"

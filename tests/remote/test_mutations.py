@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.upr import peer
 from tests.upr.peer import frame, mutation
-from uprmc.consume import mutations
 from uprmc.core.form import COMPILED, FORM
+from uprmc.remote import mutations
 
 VBUCKET, OPAQUE = 3, 7
 GOOD = [mutation(VBUCKET, OPAQUE, n, b"k%d" % n, b"v" * n, nmeta=n % 2) for n in (4, 6, 9)]
