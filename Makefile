@@ -78,7 +78,7 @@ $(VENV)-docs/installed: pyproject.toml
 
 docs: $(VENV)-docs/installed ## build the documentation into site/
 	@rm -rf docs/reference
-	@$(DOCS_BIN)/python -m tools.reference docs/reference
+	@$(DOCS_BIN)/python -m tools.reference docs/reference --journeys
 	$(DOCS_BIN)/mkdocs build --strict --quiet
 	@echo "site/index.html"
 

@@ -1,8 +1,9 @@
-"""Two pages about the code: what each module is for, and which package imports which."""
+"""Three pages about the code: what each module is for, who imports what, sizes and names."""
 
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -105,3 +106,96 @@ def imports_page() -> str:
         "\n".join(["```mermaid", "graph TD", *arrows, "```"]),
         table(("package", "imports"), rows),
     )
+
+
+# --- size and names -----------------------------------------------------------------------------
+
+
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def class_names() -> dict[str, list[str]]:
+    """Return the modules that define a public class of each name, at their top level."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(_PACKAGE.rglob("*.py")):
+        for node in _tree(path).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                found.setdefault(node.name, []).append(_module(path))
+    return found
+
+
+def importers() -> dict[str, set[str]]:
+    """Return which modules import each module, for types or at run time.
+
+    A name that is imported from a package counts for the module of that name, if there is one.
+    """
+    paths = {_module(path): path for path in _PACKAGE.rglob("*.py")}
+    found: dict[str, set[str]] = {name: set() for name in paths}
+    for name, path in paths.items():
+        for node in ast.walk(_tree(path)):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                for each in (names & paths.keys()) or ({node.module} & paths.keys()):
+                    found[each].add(name)
+            elif isinstance(node, ast.Import):
+                for alias in node.names:
+                    if alias.name in paths:
+                        found[alias.name].add(name)
+    return found
+
+
+def _lonely(importers_of: dict[str, set[str]]) -> dict[str, str]:
+    """Return the modules that only one other module imports, with that one."""
+    packages = {_module(path.parent / "__init__.py") for path in _PACKAGE.rglob("__init__.py")}
+    return {
+        name: next(iter(users))
+        for name, users in importers_of.items()
+        if len(users) == 1 and name not in packages
+    }
+
+
+def size_page(journeys: str = "") -> str:
+    """Count files and lines by package, names with several meanings, importers of each module.
+
+    Args:
+        journeys: how far data travels, as a Markdown table; empty if it was not measured.
+    """
+    lines: Counter[str] = Counter()
+    files: Counter[str] = Counter()
+    lonely = _lonely(importers())
+    alone = Counter(_room(tuple(name.split("."))) for name in lonely)
+    for path in _PACKAGE.rglob("*.py"):
+        room = _room(path.relative_to(ROOT).with_suffix("").parts)
+        files[room] += 1
+        lines[room] += len(path.read_text(encoding="utf-8").splitlines())
+    rooms = sorted(lines, key=lambda room: (-lines[room], room))
+    sizes = [
+        (f"`{room}`", f"{files[room]}", f"{lines[room]:,}", f"{alone[room]}") for room in rooms
+    ]
+    sizes.append(("all", f"{files.total()}", f"{lines.total():,}", f"{alone.total()}"))
+    double = {name: where for name, where in class_names().items() if len(where) > 1}
+    parts = [
+        "# Size and names",
+        (
+            "How large the packages are, and what makes them hard to read: modules that only one "
+            "other module imports, and names of public classes that mean several things."
+        ),
+        table(("package", "files", "lines", "imported by one module only"), sizes),
+    ]
+    if journeys:
+        parts += ["## How far data travels", "Measured by `python -m tools.journeys`.", journeys]
+    parts += [
+        "## Class names with several meanings",
+        table(
+            ("name", "modules"),
+            [(name, ", ".join(f"`{each}`" for each in where)) for name, where in double.items()],
+        ),
+        "## Modules that one other module imports",
+        table(
+            ("module", "imported by"),
+            [(f"`{name}`", f"`{user}`") for name, user in sorted(lonely.items())],
+        ),
+    ]
+    return page(*parts)

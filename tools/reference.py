@@ -1,7 +1,8 @@
 """Write the reference pages of the documentation from the code.
 
-``python -m tools.reference DIRECTORY`` writes one Markdown page for each entry of `PAGES`, and the
-manual pages.
+``python -m tools.reference DIRECTORY [--journeys]`` writes one Markdown page for each entry of
+`PAGES`, and the manual pages; with ``--journeys`` the page about size says how far data travels,
+for which nodes are started.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from tools.code_map import imports_page, modules_page
+from tools import journeys
+from tools.code_map import imports_page, modules_page, size_page
 from tools.command_line import command_line_page, man_pages
 from tools.markdown import page, table
 from uprmc import units
@@ -188,6 +190,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "command-line": command_line_page,
     "modules": modules_page,
     "imports": imports_page,
+    "size": size_page,
 }
 
 
@@ -200,5 +203,14 @@ def write(directory: Path) -> None:
         (directory / name).write_text(text, encoding="utf-8")
 
 
+def main() -> None:
+    """See the module docstring."""
+    directory, *options = sys.argv[1:]
+    if options == ["--journeys"]:
+        measured = table(("journey", *journeys.COUNTS, "what"), journeys.rows())
+        PAGES["size"] = lambda: size_page(measured)
+    write(Path(directory))
+
+
 if __name__ == "__main__":
-    write(Path(sys.argv[1]))
+    main()
