@@ -87,6 +87,9 @@ class _Store:
     def seqno_of(self, vbucket: int) -> int:
         return 0
 
+    def begin(self) -> None:
+        self.done.append("begin")
+
     def finish_build(self) -> None:
         self.done.append("load")
 
@@ -124,7 +127,7 @@ def test_what_was_queued_before_the_store_went_back_is_not_applied_to_what_it_ha
     updater.take(batch)
     loop.result(updater.level())
     loop.result(updater.stop())
-    assert kept.done == ["apply 1", "close"]
+    assert kept.done == ["begin", "apply 1", "close"]
 
 
 class _Batch(Changes):

@@ -74,3 +74,50 @@ def test_a_rollback_to_where_it_stands_changes_nothing(machine: Histories) -> No
     assert machine.store.roll_back(0, 2) is True
     assert machine.store.roll_back(0, 5) is True
     assert machine.store.view.trees is before
+
+
+def lose(machine: Histories, vbucket: int) -> None:
+    """Remove all rows of a vBucket, and want it again."""
+    machine.lose(1 << vbucket)
+    while machine.store.states.cleanup:
+        machine.work()
+    machine.regain()
+
+
+def test_a_header_with_rows_of_a_vbucket_that_began_at_zero_since_is_not_returned_to(
+    machine: Histories,
+) -> None:
+    write(machine, 0, 8)
+    write(machine, 0, 5)
+    lose(machine, 1)
+    machine.store.begin()
+    assert machine.store.roll_back(0, 12) is False, "vBucket 1 has rows that deletions passed by"
+    write(machine, 1, 3)
+    assert machine.store.roll_back(0, 12) is False
+    assert machine.store.roll_back(0, 0) is True
+    machine.rows_are_those_of_where_it_stands()
+
+
+def test_a_crash_after_streams_began_brings_nothing_back_that_began_at_zero(
+    machine: Histories,
+) -> None:
+    write(machine, 0, 8)
+    lose(machine, 1)
+    headers = machine.store.headers_written
+    machine.store.begin()
+    machine.store.begin()
+    assert machine.store.headers_written == headers + 1
+    machine.crash()
+    assert [machine.stands(vbucket) for vbucket in (0, 1, 2)] == [10, 0, 2]
+
+
+def test_a_copy_that_has_rows_of_what_begins_at_zero_begins_again(machine: Histories) -> None:
+    write(machine, 0, 8)
+    machine.compact()
+    lose(machine, 1)
+    machine.store.begin()
+    write(machine, 1, 3)
+    while machine.store.compacting.done == 0:
+        machine.work()
+    for header in machine.store.files.current.file.headers():
+        assert header.positions[1].seqno == 5

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -113,6 +114,7 @@ class Histories(stateful.RuleBasedStateMachine):
         self.numbers = count(1)
         self.branches: dict[int, Branch] = {}
         self.source: dict[int, int] = {}
+        self.asked_for_all = Counter[int]()
         for vbucket in VBUCKETS:
             self.source[vbucket] = self.new_branch([], ())
         self.store = self.opened()
@@ -176,7 +178,11 @@ class Histories(stateful.RuleBasedStateMachine):
         end = len(branch.changes)
         if stands == end or not self.store.states.indexed >> vbucket & 1:
             return
-        saved = Saved(stands, SnapshotRange(stands, stands), branch.log, stands)
+        if not stands:
+            self.store.begin()
+            self.asked_for_all[vbucket] += 1
+        term = self.asked_for_all[vbucket]
+        saved = Saved(stands, SnapshotRange(stands, stands), branch.log, stands, 0, term)
         self.store.learn({vbucket: saved})
         last = min(end, stands + most)
         self.store.apply([Changes(vbucket, branch, stands + 1, last, end)])  # type: ignore[list-item]
@@ -282,6 +288,14 @@ class Histories(stateful.RuleBasedStateMachine):
         return False
 
     # --- what must hold ---
+
+    @stateful.invariant()
+    def rows_of_before_it_asked_for_everything_do_not_come_back(self) -> None:
+        """Each time has a number, which the index keeps as the term."""
+        for vbucket in VBUCKETS:
+            if self.stands(vbucket):
+                facts = self.store.view.facts[vbucket]
+                assert facts.term == self.asked_for_all[vbucket]
 
     @stateful.invariant()
     def rows_are_those_of_where_it_stands(self) -> None:

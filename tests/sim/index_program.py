@@ -220,6 +220,7 @@ class IndexProgram(Program):
         assert store is not None
         self._asked.clear()
         store.may_swap = False
+        self._begin_streams(store)
         followed = store.states.followed
         options = Options(
             name=f"index{self._number}-{self.deaths}",
@@ -233,6 +234,12 @@ class IndexProgram(Program):
         self.core = UprCore(places, IndexHandler(self.desk), IndexState(self.desk), options)
         self._catching = self.core.barrier()
         self._turn(self.core)
+
+    def _begin_streams(self, store: IndexStore) -> None:
+        before = store.headers_written
+        store.begin()
+        if store.headers_written != before:
+            self._note_synced(store)
 
     def _follow_again(self) -> None:
         """Hang up, and go on from where the trees stand now."""

@@ -46,6 +46,7 @@ class Compaction:
         done: called in the copying thread when it has ended.
 
     Attributes:
+        header: as given.
         ratio: which part is copied, from 0 to 1.
         error: why there will be no copy, empty = nothing is wrong.
     """
@@ -59,7 +60,8 @@ class Compaction:
         done: Callable[[], None],
     ) -> None:
         self.ratio, self.error = 0.0, ""
-        self._file, self._header, self._path = file, header, path
+        self.header = header
+        self._file, self._path = file, path
         self._limit_bytes, self._done = limit_bytes, done
         self._edits: list[tuple[Sequence[Edit], int]] = []
         self._bytes = 0
@@ -75,7 +77,7 @@ class Compaction:
                 self._file.file,
                 self._path,
                 self._file.reducers,
-                header=self._header,
+                header=self.header,
                 step=self._step,
             )
         except _Abandoned:

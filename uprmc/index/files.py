@@ -102,16 +102,20 @@ class Files:
         """Return the newest header at which a vBucket stands at or below a seqno (row I19).
 
         ``None`` if there is none, or to return to it would cost more changes, which all vBuckets
-        would have to get again, than to index this vBucket from zero.
+        would have to get again, than to index this vBucket from zero; or if it has rows of one
+        that has begun at zero since: for that one nodes keep no deletions that older rows need.
         """
+        kept = _standing(positions)
         for file in (self.current, self.old):
             for header in file.file.headers() if file is not None else ():
-                there = header.positions.get(vbucket)
+                there, stood = header.positions.get(vbucket), _standing(header.positions)
                 if file is None or there is None:
                     return None
                 if there.seqno <= seqno:
                     lost = _distance(header.positions, positions)
-                    return (file, header) if lost <= positions[vbucket].seqno else None
+                    cheap = lost <= positions[vbucket].seqno
+                    return (file, header) if cheap and stood <= kept else None
+                kept &= stood
         return None
 
     def cut_to(self, file: OpenFile, header: Header) -> None:
@@ -159,6 +163,11 @@ class Files:
         for file in (self.current, self.old):
             if file is not None:
                 file.readers.retire()
+
+
+def _standing(positions: Mapping[int, Position]) -> set[int]:
+    """Return the vBuckets that may have rows."""
+    return {vbucket for vbucket, at in positions.items() if at.seqno}
 
 
 def _distance(back: Mapping[int, Position], here: Mapping[int, Position]) -> int:

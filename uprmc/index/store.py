@@ -181,6 +181,25 @@ class IndexStore:
         """Where the newest synced header stands."""
         return self._durable.get(vbucket)
 
+    def begin(self) -> None:
+        """Have no header on disk give rows back to a vBucket that is about to begin at zero.
+
+        For who asks for everything nodes keep no deletions below the end of the first snapshot:
+        rows of an earlier time would stay for ever, came they back by a crash or a rollback.
+        """
+        copied = self.compacting.current
+        if self._build is None and self._rows_may_come_back(self.files.header):
+            self.write_header()
+        if copied is not None and self._rows_may_come_back(copied.header):
+            self.compacting.begin_over()
+
+    def _rows_may_come_back(self, header: Header | None) -> bool:
+        there = {} if header is None else header.positions
+        followed = self.states.followed
+        return any(
+            at.seqno and followed >> vb & 1 and not self.seqno_of(vb) for vb, at in there.items()
+        )
+
     # --- going back -----------------------------------------------------------------------------
 
     def roll_back(self, vbucket: int, seqno: int) -> bool:

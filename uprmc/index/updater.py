@@ -136,7 +136,7 @@ class Updater:
     def begin(self) -> Deferred[None]:
         """Streams begin again where the store stands; fires when what came before is done with."""
         done: Deferred[None] = Deferred()
-        self._put(_Job(lambda: None, done, begins=True))
+        self._put(_Job(lambda: self.store.begin(), done, begins=True))
         return done
 
     def level(self, then: Callable[[], None] = _nothing) -> Deferred[None]:
