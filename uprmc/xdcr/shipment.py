@@ -59,7 +59,7 @@ class Debt:
     frame: bytes  # the request
     why: str
     since: float  # monotonic time of the first refusal
-    window: Window  # the batch that it was in first
+    window: Window  # the batch behind which nothing has arrived
     at: int  # its place among all that was sent: a later one of the key is newer
     trial: Window | None = None  # the batch in which it is tried again
     replaced_in: Window | None = None  # the batch that has a newer version of the key
@@ -235,12 +235,16 @@ class Shipment:
     def owe(self, key: bytes, debt: Debt) -> None:
         """Take note that the target refuses a version in a batch that is not settled yet.
 
-        A version that is looked up first may be refused after a newer one of its key.
+        Of two versions of a key only the newer one is a debt; it is refused first where the older
+        one is looked up. The vBucket has not arrived beyond the earlier one's batch either way.
         """
-        newer = self.debts.get(key)
-        if newer is not None and newer.at > debt.at:
-            newer.window = debt.window
-            return
+        other = self.debts.get(key)
+        if other is not None:
+            both = debt.window, other.window
+            first = next((w for w, _, _ in self._under_way if w in both), debt.window)
+            debt.window = other.window = first
+            if other.at > debt.at:
+                return
         self._all_debts.add(self.debts, self.vbucket.id, key, debt)
 
     def paid(self, key: bytes) -> None:
