@@ -93,7 +93,7 @@ def test_base64_keys_may_hold_any_byte(key: bytes) -> None:
         (b"mg ??? b", replies.BAD_KEY_ENCODING),
         (b"mg Zm9 b", replies.BAD_KEY_ENCODING),
         (b"mg = b", replies.BAD_KEY_ENCODING),
-        (b"mg k" + b" v" * 18, replies.TOO_MANY_FLAGS),
+        (b"mg k" + b" v" * 18, replies.TOO_MANY_FLAGS_OF_MG),
         (b"md k v v", replies.INVALID_OR_DUPLICATE_FLAG),
         (b"ma k !", replies.INVALID_OR_DUPLICATE_FLAG),
         (b"ma k MX", replies.BAD_ARITHMETIC_MODE),

@@ -17,11 +17,13 @@ Source: memcached reference, section 3.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import takewhile
 from typing import Any
 
 from uprmc.engine.expiry import absolute_expiry
-from uprmc.errors import CommandError, NotResident
-from uprmc.kv import meta_commands, text_commands
+from uprmc.errors import CommandError, KeyNotFound, NotResident
+from uprmc.kv import meta_commands, operations, text_commands
 from uprmc.kv.conversation import Conversation
 from uprmc.kv.roles import (
     MANAGEMENT_WORDS,
@@ -35,6 +37,7 @@ from uprmc.kv.text_commands import most_value_bytes, refusal_line, remove
 from uprmc.kv.text_crawler import crawl
 from uprmc.kv.text_retrieval import Retrieval
 from uprmc.kv.text_statistics import statistics
+from uprmc.protocol.opcodes import KEY_MAX_BYTES
 from uprmc.protocol.text import (
     StorageLine,
     TextSyntaxError,
@@ -322,11 +325,32 @@ class TextConversation(Conversation):
             self._send_from(reply)
 
     def _get(self, words: list[bytes]) -> None:
-        self._begin(parse_retrieval(words), words[0] == b"gets", None)
+        self._begin(self._checked(parse_retrieval(words), None), words[0] == b"gets", None)
 
     def _gat(self, words: list[bytes]) -> None:
         line = parse_touch_and_get(words)
-        self._begin(line.keys, words[0] == b"gats", self._expiry(line.exptime))
+        expiry = self._expiry(line.exptime)
+        self._begin(self._checked(line.keys, expiry), words[0] == b"gats", expiry)
+
+    def _checked(self, keys: list[bytes], expiry: int | None) -> list[bytes]:
+        """Return the keys; as in memcached, those before one that is too long count as read.
+
+        Raises:
+            TextSyntaxError: one is too long; nothing else is answered.
+        """
+        try:
+            return check_keys(keys)
+        except TextSyntaxError:
+            bucket = self._bucket
+            with suppress(CommandError):
+                for key in takewhile(lambda key: len(key) <= KEY_MAX_BYTES, keys):
+                    vbucket = bucket.of_key(key)
+                    if expiry is None:
+                        operations.count_get(bucket.stats, hit=vbucket.find(key) is not None)
+                        continue
+                    with suppress(KeyNotFound):
+                        operations.touch(bucket, vbucket, key, expiry)
+            raise
 
     def _begin(
         self, keys: list[bytes], with_cas: bool, expiry: int | None, *, ends: bool = True

@@ -23,6 +23,7 @@ from uprmc.protocol.text_replies import (
     BAD_EXPTIME,
     BAD_LINE_FORMAT,
     ERROR,
+    MEMLIMIT_IN_BYTES,
     MEMLIMIT_TOO_SMALL,
 )
 
@@ -34,6 +35,9 @@ _LENGTH_AT = 4
 
 #: Least cache_memlimit, in megabytes.
 MEMLIMIT_LEAST_MB = 8
+
+#: A larger one is taken for bytes.
+MEMLIMIT_MOST_MB = 1_000_000_000
 
 _NOREPLY = b"noreply"
 
@@ -148,9 +152,14 @@ def parse_integer(word: bytes) -> int | None:
 
 
 def parse_unsigned64(word: bytes) -> int | None:
-    """Return a number from 0 to 2**64 - 1, else ``None``: CAS values and deltas."""
+    """Return a number from 0 to 2**64 - 1, else ``None``: CAS values and deltas.
+
+    As in memcached, a number below -2**63 counts from 2**64 downwards.
+    """
     number = parse_integer(word)
-    return number if number is not None and 0 <= number < 2**64 else None
+    if number is None or not -(2**64) < number < 2**64 or -(2**63) <= number < 0:
+        return None
+    return number % 2**64
 
 
 def parse_flags(word: bytes) -> int | None:
@@ -171,8 +180,11 @@ def parse_exptime(word: bytes) -> int | None:
 
 
 def parse_length(word: bytes) -> int | None:
-    """Return the length of a data block in bytes; ``None`` when no block can be that long."""
-    number = parse_integer(word)
+    """Return the length of a data block in bytes; ``None`` when no block can be that long.
+
+    It is cut down to signed 32 bits, as `parse_exptime` does.
+    """
+    number = parse_exptime(word)
     return number if number is not None and 0 <= number < LENGTH_LIMIT_BYTES else None
 
 
@@ -218,25 +230,25 @@ def parse_retrieval(words: list[bytes]) -> list[bytes]:
     """Read ``get|gets key+`` and return the keys as asked, repetitions included.
 
     Raises:
-        TextSyntaxError: no key, or one that is too long.
+        TextSyntaxError: no key. Keys that are too long are the caller's to find, with `check_keys`.
     """
     if len(words) < 2:
         raise TextSyntaxError(ERROR)
-    return check_keys(words[1:])
+    return words[1:]
 
 
 def parse_touch_and_get(words: list[bytes]) -> TouchAndGetLine:
     """Read ``gat|gats exptime key*``.
 
     Raises:
-        TextSyntaxError: no expiry time, a malformed one, or a key that is too long.
+        TextSyntaxError: no expiry time, or a malformed one. For keys see `parse_retrieval`.
     """
     if len(words) < 2:
         raise TextSyntaxError(ERROR)
     exptime = parse_exptime(words[1])
     if exptime is None:
         raise TextSyntaxError(BAD_EXPTIME)
-    return TouchAndGetLine(exptime, check_keys(words[2:]))
+    return TouchAndGetLine(exptime, words[2:])
 
 
 def parse_delete(words: list[bytes]) -> DeleteLine:
@@ -317,7 +329,7 @@ def parse_cache_memlimit(words: list[bytes]) -> NumberLine:
     """Read ``cache_memlimit megabytes [noreply]``.
 
     Raises:
-        TextSyntaxError: wrong word count, not a number, or less than 8.
+        TextSyntaxError: wrong word count, not a number, less than 8, or a number of bytes.
     """
     noreply = _has_noreply(words, 2, 3)
     megabytes = parse_flags(words[1])
@@ -325,6 +337,8 @@ def parse_cache_memlimit(words: list[bytes]) -> NumberLine:
         raise _refusal(ERROR, noreply)
     if megabytes < MEMLIMIT_LEAST_MB:
         raise _refusal(MEMLIMIT_TOO_SMALL, noreply)
+    if megabytes > MEMLIMIT_MOST_MB:
+        raise _refusal(MEMLIMIT_IN_BYTES, noreply)
     return NumberLine(megabytes, noreply)
 
 

@@ -39,6 +39,7 @@ from uprmc.protocol.text_replies import (
     INVALID_OR_DUPLICATE_FLAG,
     OPAQUE_TOO_LONG,
     TOO_MANY_FLAGS,
+    TOO_MANY_FLAGS_OF_MG,
 )
 
 #: Mode of ``ms`` -> the text command that does the same.
@@ -54,17 +55,17 @@ OPAQUE_MAX_BYTES = 32
 _RETURNED = frozenset(b"fcstkhlO")
 _IDLE = frozenset(b"LP")
 _SWITCHES = {
-    ord("b"): "base64_key",
     ord("v"): "wants_value",
     ord("q"): "quiet",
     ord("u"): "no_update",
     ord("I"): "invalidate",
 }
+#: Letter -> field, parser, and the error of a malformed one; that of ``F`` yields to any other.
 _NUMBERS: dict[int, tuple[str, Callable[[bytes], int | None], bytes]] = {
     ord("T"): ("ttl", parse_exptime, BAD_TOKEN),
     ord("N"): ("vivify_ttl", parse_exptime, BAD_TOKEN),
     ord("R"): ("recache_ttl", parse_exptime, BAD_TOKEN),
-    ord("F"): ("client_flags", parse_flags, BAD_LINE_FORMAT),
+    ord("F"): ("client_flags", parse_flags, b""),
     ord("C"): ("cas", parse_unsigned64, BAD_TOKEN),
     ord("J"): ("initial", parse_unsigned64, BAD_META_INITIAL),
     ord("D"): ("delta", parse_unsigned64, BAD_META_DELTA),
@@ -142,10 +143,14 @@ def parse_meta(words: list[bytes]) -> MetaLine:
         raise TextSyntaxError(BAD_LINE_FORMAT)
     if words[0] == b"ms":
         return _parse_store(words)
+    if words[0] == b"me":
+        return _parse_debug(words)
     return _parse_keyed(words, words[2:], 0)
 
 
 def _parse_store(words: list[bytes]) -> MetaLine:
+    if len(words) > FLAGS_MAX + 2:  # the length counts as one of them, and no data is swallowed
+        raise TextSyntaxError(TOO_MANY_FLAGS)
     length = parse_length(words[2]) if len(words) > 2 else None
     if length is None:
         raise TextSyntaxError(BAD_LINE_FORMAT)
@@ -155,31 +160,42 @@ def _parse_store(words: list[bytes]) -> MetaLine:
         raise TextSyntaxError(error.reply, swallow=length + 2) from None
 
 
+def _parse_debug(words: list[bytes]) -> MetaLine:
+    """Read ``me``, which knows one flag, at the first place, and looks at no other."""
+    sent_key, is_base64 = words[1], words[2:3] == [b"b"]
+    key = _decoded_key(sent_key) if is_base64 else sent_key
+    if key is None:
+        raise TextSyntaxError(BAD_LINE_FORMAT)
+    return MetaLine(words[0], key, sent_key, 0, MetaFlags(base64_key=is_base64))
+
+
 def _parse_keyed(words: list[bytes], tokens: list[bytes], length: int) -> MetaLine:
     command, sent_key = words[0], words[1]
+    if len(tokens) > FLAGS_MAX:
+        raise TextSyntaxError(TOO_MANY_FLAGS_OF_MG if command == b"mg" else TOO_MANY_FLAGS)
     try:
-        flags = parse_meta_flags(tokens)
-        key = _decoded_key(sent_key) if flags.base64_key else sent_key
+        key, flags = parse_meta_flags(sent_key, tokens)
     except TextSyntaxError:
         if command in (b"md", b"ma"):  # memcached tells these two less
             raise TextSyntaxError(INVALID_OR_DUPLICATE_FLAG) from None
         raise
-    _check_opaque(flags)
     _check_mode(command, flags.mode)
+    _check_opaque(flags)
     return MetaLine(command, key, sent_key, length, flags)
 
 
-def parse_meta_flags(tokens: list[bytes]) -> MetaFlags:
-    """Read the flags of one line.
+def parse_meta_flags(sent_key: bytes, tokens: list[bytes]) -> tuple[bytes, MetaFlags]:
+    """Read the key and the flags of one line.
 
     Raises:
-        TextSyntaxError: an unknown flag, one that comes twice, too many, or a malformed value.
+        TextSyntaxError: an unknown flag or one that comes twice; otherwise the last of malformed
+            values, among which is a key that is not base64.
     """
-    if len(tokens) > FLAGS_MAX:
-        raise TextSyntaxError(TOO_MANY_FLAGS)
+    key = sent_key
     returns: list[bytes] = []
     found: dict[str, Any] = {}
     seen: set[int] = set()
+    malformed = b""
     for token in tokens:
         letter = token[0]
         if letter in seen or letter >= 127:
@@ -187,38 +203,34 @@ def parse_meta_flags(tokens: list[bytes]) -> MetaFlags:
         seen.add(letter)
         if letter in _RETURNED:
             returns.append(token if letter == ord("O") else token[:1])
-        elif letter not in _IDLE:
-            name, value = _setting(letter, token[1:])
-            found[name] = value
+        elif letter == ord("b"):
+            found["base64_key"] = True
+            key = _decoded_key(sent_key) or b""
+            malformed = malformed if key else BAD_KEY_ENCODING
+        elif letter in _SWITCHES:
+            found[_SWITCHES[letter]] = True
+        elif letter == ord("M"):
+            found["mode"] = token[1:]
+            malformed = malformed if len(token) == 2 else BAD_MODE_LENGTH
+        elif letter in _NUMBERS:
+            name, parse, reply = _NUMBERS[letter]
+            found[name] = parse(token[1:])
+            if found[name] is None:
+                malformed = reply or malformed or BAD_LINE_FORMAT
             if name == "ttl" and "vivify_ttl" in found:
-                found["vivify_ttl"] = value
-    return MetaFlags(tuple(returns), **found)
+                found["vivify_ttl"] = found[name]
+        elif letter not in _IDLE:
+            raise TextSyntaxError(INVALID_FLAG)
+    if malformed:
+        raise TextSyntaxError(malformed)
+    return key, MetaFlags(tuple(returns), **found)
 
 
-def _setting(letter: int, rest: bytes) -> tuple[str, Any]:
-    if letter in _SWITCHES:
-        return _SWITCHES[letter], True
-    if letter == ord("M"):
-        if len(rest) != 1:
-            raise TextSyntaxError(BAD_MODE_LENGTH)
-        return "mode", rest
-    if letter not in _NUMBERS:
-        raise TextSyntaxError(INVALID_FLAG)
-    name, parse, reply = _NUMBERS[letter]
-    number = parse(rest)
-    if number is None:
-        raise TextSyntaxError(reply)
-    return name, number
-
-
-def _decoded_key(sent: bytes) -> bytes:
+def _decoded_key(sent: bytes) -> bytes | None:
     try:
-        key = base64.b64decode(sent, validate=True)
+        return base64.b64decode(sent, validate=True) or None
     except binascii.Error:
-        key = b""
-    if not key:
-        raise TextSyntaxError(BAD_KEY_ENCODING)
-    return key
+        return None
 
 
 def _check_opaque(flags: MetaFlags) -> None:
