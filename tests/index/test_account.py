@@ -19,7 +19,7 @@ from uprmc.index.account import Account, Holding, cost_of
 from uprmc.index.errors import Refused
 from uprmc.index.model import Lost
 from uprmc.index.node_client import BUFFER_BYTES, Lines, NodeFailed
-from uprmc.index.view_page import ANSWER_BYTES, within
+from uprmc.index.pages import ANSWER_BYTES, within
 
 MIB = 1024 * 1024
 LIMIT = 8 * MIB

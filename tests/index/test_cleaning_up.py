@@ -10,9 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.index.test_store_histories import Histories
-from uprmc.index import cleaning
-from uprmc.index.bitmaps import numbers
-from uprmc.index.index_file import States
+from uprmc.index import store
+from uprmc.index.vbucket_sets import States, numbers
 
 SLICE = 3
 
@@ -20,7 +19,7 @@ SLICE = 3
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Histories]:
     """Three vBuckets with ten documents each."""
-    monkeypatch.setattr(cleaning, "_ROWS", SLICE)
+    monkeypatch.setattr(store, "_ROWS", SLICE)
     machine = Histories()
     for vbucket in range(3):
         machine.change(vbucket, [(b"key %d" % n, n) for n in range(8)], 99)

@@ -23,8 +23,8 @@ from uprmc.index.collation import (
     prefix_bounds,
     sort_key,
     sort_key_end,
+    unicode_text,
 )
-from uprmc.index.strings import unicode_text
 
 LIBRARY = Collator_10_0_0()
 BOTH: tuple[Collation, ...] = ("unicode", "raw")

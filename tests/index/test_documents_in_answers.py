@@ -20,9 +20,9 @@ from interop.proxy import LastingPort
 from interop.server_process import start_uprmc
 from tests.index.running import index_server, store
 from uprmc.client.connection import NodeError
-from uprmc.index.document_reader import DocumentReader
 from uprmc.index.json_text import loads
 from uprmc.index.model import Lost
+from uprmc.index.service import DocumentReader
 from uprmc.index.source_nodes import Connections
 from uprmc.protocol.opcodes import Status
 

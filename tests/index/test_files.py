@@ -15,7 +15,7 @@ from uprmc.index.errors import Damaged, RolledBack
 from uprmc.index.model import Entry
 from uprmc.index.tree import Header, IndexFile, NodeCache, Pointer, Position, Tree, compact
 from uprmc.index.tree import file as file_module
-from uprmc.index.tree.header import BLOCK, decode_header, encode_header
+from uprmc.index.tree.nodes import BLOCK, decode_header, encode_header
 
 PATH = Path("design.index")
 IDENTITY = bytes(range(16))

@@ -16,10 +16,11 @@ from uprmc.config import IndexSettings
 from uprmc.index.errors import Refused
 from uprmc.index.following import has_all
 from uprmc.index.group import Group
-from uprmc.index.index_file import Facts, States
+from uprmc.index.index_file import Facts
 from uprmc.index.model import Stale, Token
 from uprmc.index.streams import Level
 from uprmc.index.tree import Position
+from uprmc.index.vbucket_sets import States
 from uprmc.index.view import View
 from uprmc.index.waiting import Signal
 from uprmc.model import FailoverEntry

@@ -19,8 +19,8 @@ from tests.index.running import cities, index_server, store
 from tests.index.site import NEVER_FLUSHED
 from tests.index.test_store_histories import Changes, Histories
 from tests.server.support import Loop
+from uprmc.index.errors import WentBack
 from uprmc.index.updater import Stopped, Updater
-from uprmc.index.upr_handler import WentBack
 
 
 @pytest.fixture

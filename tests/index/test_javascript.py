@@ -15,9 +15,9 @@ from uprmc.config import IndexSettings
 from uprmc.index.design import Design
 from uprmc.index.errors import Refused
 from uprmc.index.javascript import process
-from uprmc.index.javascript.check import refuse_faults
 from uprmc.index.javascript.process import ChildFailed
 from uprmc.index.mapping import make_mapper
+from uprmc.index.mapping.javascript import refuse_faults
 from uprmc.index.model import Document, Mapped, Mapper
 
 

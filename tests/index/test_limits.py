@@ -16,12 +16,11 @@ from interop.waiting import wait_until
 from tests.index.documents import document
 from tests.index.running import BY_CITY, cities, index_server, store
 from uprmc.config import IndexSettings
-from uprmc.index.design import Design
+from uprmc.index.design import MAX_DEPTH, MAX_ROWS, Design
 from uprmc.index.errors import Refused
 from uprmc.index.group import Group
 from uprmc.index.mapping import make_mapper
 from uprmc.index.model import Stale
-from uprmc.index.rules import MAX_DEPTH, MAX_ROWS
 
 DECLARATIVE = {"emit": [{"key": 1, "value": "$.v"}, {"key": 2, "value": "$.v"}]}
 JAVASCRIPT = "function (doc) { emit(1, doc.v); emit(2, doc.v); }"

@@ -13,7 +13,7 @@ from tests.index.reducing import Summing
 from uprmc.index.collation import sort_key
 from uprmc.index.model import Emission
 from uprmc.index.rows import row_key, split_id_value, split_row_value
-from uprmc.index.tree import IndexFile, Tree, sorting
+from uprmc.index.tree import IndexFile, Tree, bulk
 from uprmc.index.tree.bulk import BulkLoader
 
 Version = tuple[bytes, int, list[list[int]]]
@@ -59,8 +59,8 @@ def test_of_each_document_the_newest_version_has_rows_and_no_other(
     tmp_path_factory: pytest.TempPathFactory, versions: list[Version], memory_bytes: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorting, "_CHUNK_ROWS", 2)
-        patch.setattr(sorting, "_BATCH_ROWS", 3)
+        patch.setattr(bulk, "_CHUNK_ROWS", 2)
+        patch.setattr(bulk, "_BATCH_ROWS", 3)
         trees = load(tmp_path_factory.mktemp("load") / "file", versions, memory_bytes)
     latest = {(vbucket, doc_key): views for doc_key, vbucket, views in versions}
     for view in (0, 1):

@@ -9,9 +9,8 @@ import pytest
 
 from tests.index.documents import document, rows
 from uprmc.config import IndexSettings
-from uprmc.index.design import Design
+from uprmc.index.design import Design, named_modules
 from uprmc.index.errors import Refused
-from uprmc.index.functions import named_modules
 from uprmc.index.mapping import make_mapper
 from uprmc.index.model import Document, Mapped
 

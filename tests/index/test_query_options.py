@@ -10,8 +10,7 @@ import pytest
 from uprmc.index.errors import Refused
 from uprmc.index.json_text import DIGITS_MAX
 from uprmc.index.model import Stale, Token
-from uprmc.index.option_values import KEYS_MAX, TOKENS_MAX
-from uprmc.index.query_options import Query, partition_of
+from uprmc.index.query_options import KEYS_MAX, TOKENS_MAX, Query, partition_of
 
 
 def parsed(*pairs: tuple[str, str], body: Any = None, reduces: bool = False) -> Query:

@@ -16,8 +16,8 @@ from uprmc.config import IndexSettings
 from uprmc.index.collation import sort_key
 from uprmc.index.design import Design
 from uprmc.index.mapping import make_reducer
-from uprmc.index.mapping.javascript_reduce import _SHARED
-from uprmc.index.mapping.reducer import ViewReducer
+from uprmc.index.mapping.javascript import _SHARED
+from uprmc.index.mapping.mapper import ViewReducer
 from uprmc.index.model import Entry
 from uprmc.index.rows import row_key, row_value
 

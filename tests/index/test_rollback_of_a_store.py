@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.index.test_store_histories import KEYS, Histories
-from uprmc.index.upr_handler import WentBack
+from uprmc.index.errors import WentBack
 
 
 @pytest.fixture

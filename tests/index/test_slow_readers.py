@@ -13,8 +13,8 @@ from tests.index.fake_index import FakeService
 from tests.index.memory_tree import MemoryTree, entries
 from tests.server.support import Loop
 from uprmc.config import IndexSettings
-from uprmc.index.answering import UNSENT_MAX_BYTES
 from uprmc.index.http import views_site
+from uprmc.index.http_request import UNSENT_MAX_BYTES
 from uprmc.index.query import PIECE_BYTES
 
 READERS = 1_000

@@ -25,11 +25,11 @@ from uprmc.client.handler import DELETE, SET, Change
 from uprmc.client.state import Saved
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design
-from uprmc.index.files import Files
+from uprmc.index.errors import WentBack
+from uprmc.index.index_file import Files
 from uprmc.index.mapping import make_mapper, make_reducer
 from uprmc.index.rows import split_row_value
 from uprmc.index.store import IndexStore
-from uprmc.index.upr_handler import WentBack
 from uprmc.model import FailoverEntry, SnapshotRange
 
 VBUCKETS = range(3)

@@ -20,9 +20,8 @@ from uprmc.index.tree import (
     IndexFile,
     NodeCache,
     Tree,
-    building,
     compact,
-    updating,
+    tree,
     writing,
 )
 from uprmc.index.tree.nodes import Inner, Leaf, Node, Pointer
@@ -271,9 +270,9 @@ class DeepTrees(Trees):
     @initialize(cache_bytes=st.just(1 << 26))
     def begin(self, cache_bytes: int) -> None:
         self.patch = pytest.MonkeyPatch()
-        for module in (writing, building):
+        for module in (writing,):
             self.patch.setattr(module, "MAX_NODE", 400)
-        self.patch.setattr(updating, "MIN_NODE", 100)
+        self.patch.setattr(tree, "MIN_NODE", 100)
         super().begin(cache_bytes)
 
     def teardown(self) -> None:

@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import pytest
 
-from uprmc.index.bitmaps import bitmap, numbers
-from uprmc.index.index_file import States
+from uprmc.index.following import is_of, is_reached
 from uprmc.index.model import Token
-from uprmc.index.tokens import is_of, is_reached
 from uprmc.index.tree import Position
-from uprmc.index.vbucket_sets import Wish, caught_up, contradiction, follow_source, wished
+from uprmc.index.vbucket_sets import (
+    States,
+    Wish,
+    bitmap,
+    caught_up,
+    contradiction,
+    follow_source,
+    numbers,
+    wished,
+)
 from uprmc.model import FailoverEntry
 
 LOG = (FailoverEntry(3, 90), FailoverEntry(2, 40), FailoverEntry(1, 0))

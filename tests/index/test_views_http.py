@@ -17,12 +17,12 @@ from tests.index.fake_index import FakeGroup
 from tests.index.memory_tree import MemoryTree, entries
 from tests.index.web import Reply, Web
 from tests.server.support import PEER
+from uprmc.index.design import NAME_MAX_BYTES, design_path
 from uprmc.index.errors import Refused, RolledBack, version_lost
 from uprmc.index.http import REQUEST_S, role_of_views
 from uprmc.index.http_request import COMMAND_MAX_BYTES
 from uprmc.index.model import Stale, Token
-from uprmc.index.option_values import OPTIONS
-from uprmc.index.paths import NAME_MAX_BYTES, design_path
+from uprmc.index.query_options import OPTIONS
 from uprmc.login.users import Role
 
 MAP = {"emit": [{"key": "$.city", "value": 1}]}

@@ -25,13 +25,13 @@ from tests.sim.replica_truth import Histories
 from uprmc.client.core import Options, UprCore
 from uprmc.config import IndexSettings
 from uprmc.index.collation import sort_key
-from uprmc.index.files import Files
-from uprmc.index.index_file import States
+from uprmc.index.errors import WentBack
+from uprmc.index.index_file import Files
 from uprmc.index.model import Document, Emission, Entry, Mapped, Reductions
 from uprmc.index.rows import split_row_value
 from uprmc.index.store import IndexStore
-from uprmc.index.upr_handler import IndexHandler, IndexState, WentBack
-from uprmc.index.vbucket_sets import caught_up, follow_source
+from uprmc.index.updater import IndexHandler, IndexState
+from uprmc.index.vbucket_sets import States, caught_up, follow_source
 from uprmc.remote.registering import Instance
 
 #: Kind of watermark of an index.

@@ -17,10 +17,10 @@ from tests.sim.index_run import IndexPlan, IndexRun
 from tests.sim.noticing import notice
 from uprmc.client.core import UprCore
 from uprmc.index import store as store_module
-from uprmc.index.files import Files
+from uprmc.index.index_file import Files
 from uprmc.index.store import IndexStore
 from uprmc.index.tree import Tree
-from uprmc.index.upr_handler import IndexState
+from uprmc.index.updater import IndexState
 
 pytestmark = pytest.mark.sim
 

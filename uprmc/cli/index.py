@@ -19,7 +19,7 @@ from uprmc.cli.node_access import NodeAccess
 from uprmc.cli.views_access import ViewsAccess, found_views, talks_to_views
 from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError, UprmcError
-from uprmc.index.paths import DESIGNS, design_path
+from uprmc.index.design import DESIGNS, design_path
 from uprmc.units import in_ranges
 
 #: How long an answer may take beyond what the listener itself waits.

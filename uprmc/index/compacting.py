@@ -16,11 +16,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from uprmc.config import IndexSettings
-from uprmc.index.edits import Edit
 from uprmc.index.errors import Damaged
 from uprmc.index.index_file import OpenFile, Trees
 from uprmc.index.tree import Header, IndexFile
-from uprmc.index.tree.compaction import compact
+from uprmc.index.tree.bulk import compact
+from uprmc.index.versions import Edit
 
 #: The copying thread rests this long after each slice, so that others get their turns.
 _REST_S = 0.001

@@ -7,19 +7,266 @@ systems reference c.2, contracts reference section 4.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
+from urllib.parse import quote
 
 from uprmc.config import IndexSettings
 from uprmc.index.collation import Collation
 from uprmc.index.errors import bad_request
-from uprmc.index.functions import NoFunction, resolve
-from uprmc.index.paths import NAME_RULE, is_name
-from uprmc.index.rules import BadRules, Rules
 
-__all__ = ["BUILT_IN_REDUCES", "Design", "Options", "View"]
+__all__ = [
+    "BUILT_IN_REDUCES",
+    "ArrayOf",
+    "Condition",
+    "Constant",
+    "Design",
+    "Function",
+    "NoFunction",
+    "ObjectOf",
+    "Options",
+    "Path",
+    "Row",
+    "Rules",
+    "Template",
+    "View",
+    "named_modules",
+    "resolve",
+]
+
+# --- paths ----------------------------------------------------------------------------------------
+# Paths of designs over HTTP, and the names that fit into them.
+#
+# Source: contracts section 4.
+
+
+#: The one bucket.
+BUCKET = "default"
+
+#: Where all designs are.
+DESIGNS = f"/{BUCKET}/_design"
+
+#: Longest name of a design or a view, in UTF-8.
+NAME_MAX_BYTES = 200
+
+#: What names must be, for messages.
+NAME_RULE = (
+    f"printable characters of 1 to {NAME_MAX_BYTES} bytes together, no slash or backslash, "
+    "and neither . nor .."
+)
+
+
+def design_path(name: str, *more: str) -> str:
+    """Return the path of a design, or of something below it."""
+    return "/".join([DESIGNS, *(quote(part, safe="") for part in (name, *more))])
+
+
+def is_name(name: str) -> bool:
+    """Return whether a design or a view can have a name: what could not be asked for cannot."""
+    if not name.isprintable() or "/" in name or "\\" in name or name in (".", ".."):
+        return False  # half of a character is not printable either, so that it can be encoded
+    return 0 < len(name.encode()) <= NAME_MAX_BYTES
+
+
+# --- functions ------------------------------------------------------------------------------------
+# Python functions that may be maps: of modules that the operator has named, and of no others.
+
+
+#: Takes a document and its `meta`; gives pairs of key and value.
+Function = Callable[[Any, dict[str, Any]], Iterable[tuple[Any, Any]] | None]
+
+
+class NoFunction(ValueError):
+    """The module or function cannot be used; the text says why."""
+
+
+def named_modules(setting: str) -> frozenset[str]:
+    """Return the modules that `index.python_modules` names."""
+    return frozenset(name.strip() for name in setting.split(",") if name.strip())
+
+
+def resolve(named: str, modules: Collection[str]) -> Function:
+    """Return the function ``module:function``; raise `NoFunction`."""
+    module, _, name = named.partition(":")
+    if module not in modules:
+        raise NoFunction(f"the setting index.python_modules does not name {module!r}")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        raise NoFunction(f"module {module!r} cannot be imported: {error}") from None
+    if not callable(found):
+        raise NoFunction(f"module {module!r} has no function {name!r}")
+    function: Function = found
+    return function
+
+
+# --- rules ----------------------------------------------------------------------------------------
+# Declarative maps as they are written, checked: which documents emit what, without any code.
+#
+# ``{"where": {"type": "user"}, "emit": [{"key": ["$.city", "$.age"], "value": 1}]}``. A string that
+# begins with ``$.`` is a path into the document, everything else a constant; ``{"const": "$.x"}``
+# is a constant that looks like a path. Source: contracts reference, section 4.
+
+
+#: Rows that one map may describe, and how deeply each may be nested.
+MAX_ROWS = 64
+MAX_DEPTH = 32
+
+OPERATORS = ("$exists", "$ne", "$in", "$gt", "$gte", "$lt", "$lte")
+
+_STEP = re.compile(r"(?:^|\.)([^.\[\]]+)|\[(0|[1-9][0-9]{0,8})\]")
+
+
+class BadRules(ValueError):
+    """A declarative map makes no sense; the text says where and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """Where a value stands in a document: names of members, indices of arrays."""
+
+    steps: tuple[str | int, ...]
+
+    @classmethod
+    def parse(cls, text: str, where: str) -> Path:
+        """Return the path that `text` is, without or with its ``$.``; raise `BadRules`."""
+        rest = text.removeprefix("$.")
+        steps: list[str | int] = []
+        at = 0
+        while at < len(rest):
+            found = _STEP.match(rest, at)
+            if found is None:
+                character = at + 1 + len(text) - len(rest)
+                raise BadRules(f"{where}: path {text!r} is wrong at character {character}")
+            name, index = found.groups()
+            steps.append(name if index is None else int(index))
+            at = found.end()
+        if not steps:
+            raise BadRules(f"{where}: path {text!r} names nothing")
+        return cls(tuple(steps))
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """A value that is the same for all documents."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOf:
+    """An array of what the templates give."""
+
+    items: tuple[Template, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectOf:
+    """An object of what the templates give."""
+
+    members: tuple[tuple[str, Template], ...]
+
+
+Template = Path | Constant | ArrayOf | ObjectOf
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What a document must satisfy: ``=`` or one of `OPERATORS`."""
+
+    path: Path
+    operator: str
+    operand: Template
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a document emits."""
+
+    key: Template
+    value: Template
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """A declarative map: all conditions must be true, then each row is emitted."""
+
+    where: tuple[Condition, ...]
+    emit: tuple[Row, ...]
+
+    @classmethod
+    def parse(cls, map_: Mapping[str, Any]) -> Rules:
+        """Return the rules of a definition; raise `BadRules`."""
+        _known(map_, ("where", "emit"), "map", BadRules)
+        where = map_.get("where", {})
+        if not isinstance(where, dict):
+            raise BadRules("where is an object of conditions")
+        emit = map_.get("emit")
+        if not isinstance(emit, list) or not emit:
+            raise BadRules("emit is an array of at least one row")
+        if len(emit) > MAX_ROWS:
+            raise BadRules(f"emit has {len(emit)} rows; the most are {MAX_ROWS}")
+        conditions = [each for name in where for each in _conditions(name, where[name])]
+        return cls(tuple(conditions), tuple(_row(r, f"emit[{i}]") for i, r in enumerate(emit)))
+
+
+def _row(row: Any, where: str) -> Row:
+    if not isinstance(row, dict) or "key" not in row:
+        raise BadRules(f'{where} is an object with a "key" and perhaps a "value"')
+    _known(row, ("key", "value"), where, BadRules)
+    return Row(_template(row["key"], f"{where}.key"), _template(row.get("value"), f"{where}.value"))
+
+
+def _template(value: Any, where: str, depth: int = 0) -> Template:
+    if depth > MAX_DEPTH:
+        raise BadRules(f"{where} is nested too deeply")
+    if isinstance(value, str):
+        return Path.parse(value, where) if value.startswith("$.") else Constant(value)
+    if isinstance(value, list):
+        items = tuple(_template(each, f"{where}[{i}]", depth + 1) for i, each in enumerate(value))
+        if all(isinstance(each, Constant) for each in items):
+            return Constant([each.value for each in items if isinstance(each, Constant)])
+        return ArrayOf(items)
+    if isinstance(value, dict):
+        return _template_of(value, where, depth)
+    return Constant(value)
+
+
+def _template_of(value: dict[str, Any], where: str, depth: int) -> Template:
+    if value.keys() == {"const"}:
+        return Constant(value["const"])
+    members = [
+        (name, _template(each, f"{where}.{name}", depth + 1)) for name, each in value.items()
+    ]
+    if all(isinstance(each, Constant) for _, each in members):
+        return Constant({n: each.value for n, each in members if isinstance(each, Constant)})
+    return ObjectOf(tuple(members))
+
+
+def _conditions(name: str, wanted: Any) -> list[Condition]:
+    where = f"where.{name}"
+    path = Path.parse(name, where)
+    if not isinstance(wanted, dict) or not any(each.startswith("$") for each in wanted):
+        return [Condition(path, "=", _template(wanted, where))]
+    _known(wanted, OPERATORS, where, BadRules)
+    return [_condition(path, operator, wanted[operator], where) for operator in wanted]
+
+
+def _condition(path: Path, operator: str, operand: Any, where: str) -> Condition:
+    if operator == "$exists" and not isinstance(operand, bool):
+        raise BadRules(f"{where}.$exists is true or false")
+    template = _template(operand, f"{where}.{operator}")
+    if operator == "$in" and not isinstance(operand, list) and not isinstance(template, Path):
+        raise BadRules(f"{where}.$in is an array")
+    return Condition(path, operator, template)
+
+
+# --- design ---------------------------------------------------------------------------------------
+
 
 BUILT_IN_REDUCES = ("_count", "_sum", "_stats", "_approx_count_distinct")
 
@@ -170,12 +417,15 @@ def _object(value: Any, what: str) -> dict[str, Any]:
     return value
 
 
-def _known(members: Mapping[str, Any], known: tuple[str, ...], what: str) -> None:
+def _known(
+    members: Mapping[str, Any],
+    known: tuple[str, ...],
+    what: str,
+    error: Callable[[str], Exception] = bad_request,
+) -> None:
     for name in members:
         if name not in known:
-            raise bad_request(
-                f"{what} has the unknown member {name!r}; known are {', '.join(known)}"
-            )
+            raise error(f"{what} has the unknown member {name!r}; known are {', '.join(known)}")
 
 
 def _check_name(what: str, name: str) -> None:

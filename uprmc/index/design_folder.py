@@ -2,7 +2,7 @@
 
     DATA/index/NAME.design/design.json   which signatures are current, new, old
     DATA/index/NAME.design/SIG.text      the text as it was put
-    DATA/index/NAME.design/SIG.N.index   index files, see `files`
+    DATA/index/NAME.design/SIG.N.index   index files, see `index_file`
 
 Names are quoted, so that none can leave the directory. A file is replaced as a whole, or not.
 """

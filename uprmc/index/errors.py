@@ -73,3 +73,7 @@ class RolledBack(Damaged):
 
 class GivenUp(Exception):
     """Documents are not mapped any more: the index is about to end."""
+
+
+class WentBack(Exception):
+    """The index has fallen back to an older header; its streams begin again from there."""

@@ -12,30 +12,326 @@ Source: systems reference c.4, c.5, c.7; acceptance rows I02 to I06, I15 to I20.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
-from twisted.internet.defer import Deferred, ensureDeferred
+from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
 
 from uprmc.client.twisted_link import MakeEndpoint
 from uprmc.config import IndexSettings
-from uprmc.index.bitmaps import bitmap, numbers
-from uprmc.index.errors import Damaged
-from uprmc.index.fault import Fault
-from uprmc.index.index_file import Facts, OpenFile, States
-from uprmc.index.model import Token
-from uprmc.index.news import OnEvent, counts_of, tell_news
+from uprmc.index.errors import Damaged, GivenUp, RolledBack
+from uprmc.index.index_file import Facts, OpenFile
+from uprmc.index.model import Entry, Token
+from uprmc.index.rows import id_key, split_id_value
 from uprmc.index.source import Source
-from uprmc.index.source_vbuckets import SourceVBuckets
 from uprmc.index.store import IndexStore
 from uprmc.index.streams import RETRY_MAX_S, Level, Streams, unheard
-from uprmc.index.tokens import is_of
 from uprmc.index.tree import Position
 from uprmc.index.updater import Stopped, Updater
+from uprmc.index.vbucket_sets import States, bitmap, follow_source, numbers
 from uprmc.index.waiting import Signal, pause
-from uprmc.model import FailoverLog
-from uprmc.rollback import origin_here
+from uprmc.model import SEQNO_MAX, FailoverLog
+from uprmc.remote.retry import Backoff
+from uprmc.rollback import ends_of_branches, origin_here
+
+# --- tokens ---------------------------------------------------------------------------------------
+# Whether a version is indexed, will be, or never can be: pure rules over failover logs.
+#
+# A failover log is newest first; each entry names what was written after its seqno, up to where the
+# entry before it begins. A version (U, s) is part of a history if that has U, and s is not above
+# the end of U's part.
+#
+# Source: systems reference c.8; acceptance rows I26, I27.
+
+
+def is_of(log: FailoverLog, token: Token) -> bool:
+    """Return whether a history has a version."""
+    end = ends_of_branches(log, SEQNO_MAX).get(token.vb_uuid)
+    return end is not None and token.seqno <= end
+
+
+def is_reached(position: Position | None, log: FailoverLog, token: Token) -> bool:
+    """Return whether an index that stands at `position` of this history has a version."""
+    return position is not None and position.seqno >= token.seqno and is_of(log, token)
+
+
+# --- fault ----------------------------------------------------------------------------------------
+# What ends the lives of an index: told once when it begins and once when it is over.
+
+
+#: The next life begins after this long, then twice as long each time, up to this.
+_RETRY_S, _RETRY_MAX_S = 0.1, 5.0
+
+
+class Fault:
+    """What has ended the last life of an index, until a header could be written.
+
+    Attributes:
+        text: of the error, empty = nothing is wrong.
+        count: how many lives have ended by an error.
+    """
+
+    def __init__(self, design: str, on_event: OnEvent) -> None:
+        self.text = ""
+        self.count = 0
+        self._design, self._on_event = design, on_event
+        self._kind: tuple[Any, ...] = ()
+        self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
+
+    def note(self, error: BaseException) -> None:
+        """Keep an error for whoever asks, and tell it if it is another one than before."""
+        if isinstance(error, GivenUp):
+            return
+        kind = (type(error), getattr(error, "errno", None))
+        self.text = f"{type(error).__name__}: {error}"
+        self.count += 1
+        if kind != self._kind:
+            self._on_event("index_failed", {"design": self._design, "reason": self.text})
+        self._kind = kind
+
+    def next_pause_s(self) -> float:
+        """Return for how long the next life waits."""
+        return self._backoff.next()
+
+    def is_over(self) -> None:
+        """A header was written."""
+        if self.text:
+            self._on_event("index_works_again", {"design": self._design})
+        self.text, self._kind = "", ()
+        self._backoff.good()
+
+    def needs_new_file(self, error: BaseException) -> bool:
+        """Return whether this error is damage, which no other attempt mends, and tell it."""
+        if not isinstance(error, Damaged) or isinstance(error, RolledBack):
+            return False
+        self._on_event("index_damaged", {"design": self._design, "reason": str(error)})
+        return True
+
+
+# --- news -----------------------------------------------------------------------------------------
+# What becomes of an index that an operator may want to look up, from its store's counters.
+#
+# The updater's thread counts; whoever looks now and then in another one learns what has happened in
+# between. So there is at most one event of a kind for each look.
+
+
+#: Tells that something happened: its name and fields, as `server.log_events` explains them.
+OnEvent = Callable[[str, dict[str, object]], None]
+
+
+class Counts(NamedTuple):
+    """Where the counters of a store stand; see `IndexStore`."""
+
+    building: bool
+    rollbacks: Mapping[str, int]
+    compactions: int
+
+
+def counts_of(store: IndexStore) -> Counts:
+    """Return where they stand now; any thread may call it."""
+    return Counts(store.is_building, dict(store.rollbacks), store.compacting.done)
+
+
+def tell_news(before: Counts, store: IndexStore, on_event: OnEvent, design: str) -> Counts:
+    """Tell what has happened since the counters stood so; return where they stand now."""
+    now = counts_of(store)
+    if before.building and not now.building:
+        on_event("index_built", {"design": design, "documents": store.view.trees.ids.count})
+    for kind, count in now.rollbacks.items():
+        more = count - before.rollbacks.get(kind, 0)
+        if more:
+            on_event("index_rolled_back", {"design": design, "kind": kind, "count": more})
+    if now.compactions > before.compactions:
+        on_event("index_compacted", {"design": design, "disk_bytes": store.files.disk_bytes})
+    return now
+
+
+# --- moving ---------------------------------------------------------------------------------------
+# Rows of a vBucket go from the replica index into the main one, without being mapped again.
+#
+# Replica vBuckets are indexed in files of their own, so that reductions of what is shown never have
+# to leave anything out. When one becomes active, it is paused there, its rows are copied in
+# portions, then where they stand; from there on the main index follows it (row I17).
+#
+# Source: systems reference c.3, c.7.
+
+
+#: Documents that are moved at once.
+_PORTION = 2_000
+
+
+async def moved(replica: Following, main: Following, vbuckets: list[int]) -> None:
+    """Move what a replica index has of vBuckets; those that it has not are left out.
+
+    Raises:
+        Stopped: an index is not open; what was moved of an unfinished vBucket is removed when the
+            main one is opened.
+    """
+    store = replica.store
+    if store is None or store.view.building or main.store is None:
+        return
+    if main.store.is_building and main.store.view.states.indexed:
+        return  # a first build is under way: these vBuckets become part of it
+    there = [vbucket for vbucket in vbuckets if vbucket in store.view.positions]
+    if not there:
+        return
+    bits = bitmap(there)
+    await main.do(IndexStore.finish_build)  # of nothing
+    await replica.pause(bits)
+    await main.change_states(lambda states: states._replace(cleanup=states.cleanup & ~bits))
+    for vbucket in there:
+        await _moved_one(replica, main, vbucket)
+    await replica.change_states(
+        lambda states: states._replace(
+            active=states.active & ~bits,
+            pending=states.pending & ~bits,
+            passive=states.passive & ~bits,
+            paused=states.paused & ~bits,
+            cleanup=states.cleanup | bits,
+        )
+    )
+
+
+async def _moved_one(replica: Following, main: Following, vbucket: int) -> None:
+    await main.do(partial(IndexStore.drop, vbuckets=[vbucket]))  # of an earlier time
+    after = b""
+    while True:
+        rows = await replica.do(partial(_portion, vbucket=vbucket, after=after))
+        if not rows[0]:
+            break
+        await main.do(partial(IndexStore.imported, rows=rows))
+        after = rows[0][-1].key
+    position, facts = await replica.do(partial(IndexStore.standing, vbucket=vbucket))
+    await main.do(partial(IndexStore.adopt, vbucket=vbucket, position=position, facts=facts))
+
+
+def _portion(store: IndexStore, vbucket: int, after: bytes) -> list[list[Entry]]:
+    """Return entries of the id tree behind a key, and of each view the rows of these.
+
+    Args:
+        store: of the replica index, in its thread.
+        vbucket: of which documents.
+        after: key of the id tree, empty = from the beginning.
+    """
+    trees = store.view.trees
+    start = after + b"\0" if after else id_key(vbucket, b"")
+    rows = trees.ids.rows(start, wanted=1 << vbucket)
+    ids = list(islice((row for row in rows if row.vbucket == vbucket), _PORTION))
+    keys: list[list[bytes]] = [[] for _ in trees.views]
+    for entry in ids:
+        for some, of_view in zip(keys, split_id_value(entry.value), strict=True):
+            some += of_view
+    found = [
+        list(tree.get_many(some).values()) for tree, some in zip(trees.views, keys, strict=True)
+    ]
+    return [ids, *found]
+
+
+# --- source vbuckets ------------------------------------------------------------------------------
+# Which vBuckets an index follows by itself: those of its source, unless `_set_states` decides.
+#
+# Rows of a vBucket that becomes active are taken from the replica index, if there is one. Those of
+# a vBucket that its source has lost are kept for a while, since it may come back.
+#
+# Source: systems reference c.7; acceptance rows I15 to I17.
+
+
+#: The rows of a vBucket that its source has lost are kept this long.
+_LOST_S = 10.0
+
+
+class SourceVBuckets:
+    """Has one index follow what its source has.
+
+    Args:
+        reactor: whose.
+        source: what nodes say they have.
+        index: which follows it.
+        replica: the index of replica vBuckets, ``None`` = there is none.
+        replicas: it is that index.
+    """
+
+    def __init__(
+        self,
+        reactor: Any,
+        source: Source,
+        index: Following,
+        replica: Following | None,
+        *,
+        replicas: bool,
+    ) -> None:
+        self._reactor, self._source, self._index = reactor, source, index
+        self._replica, self._replicas = replica, replicas
+        self._taking = DeferredLock()
+        self._lost: dict[int, float] = {}
+        self._taken: tuple[IndexStore, int] | None = None
+        self._timer: Any = None
+        self._stopped = False
+
+    def stop(self) -> None:
+        """Take nothing more."""
+        self._stopped = True
+        if self._timer is not None and self._timer.active():
+            self._timer.cancel()
+
+    async def take(self) -> None:
+        """Follow what the source has now."""
+        await self._taking.run(self._take)
+
+    async def _take(self) -> None:
+        store = self._index.writable
+        if store is None or not self._source.is_known:
+            return
+        version = self._source.version
+        if (store, version) == self._taken and not self._lost:
+            return
+        at_source, kept = bitmap(self._at_source), self._kept(store.view.states)
+        first = store.is_building
+        states = store.view.states
+        if self._replica is not None and not states.managed:
+            await moved(self._replica, self._index, numbers(at_source & ~states.indexed))
+        await self._index.change_states(
+            lambda states: follow_source(states, at_source, kept, first=first)
+        )
+        self._taken = (store, version)
+
+    async def take_over(self, vbuckets: int) -> None:
+        """Take the rows of vBuckets that `_set_states` adds from the replica index, if it has them.
+
+        Those that the source does not have active yet are left out: they are indexed from zero when
+        it has.
+        """
+        await self._taking.run(self._take_over, vbuckets)
+
+    async def _take_over(self, vbuckets: int) -> None:
+        store = self._index.writable
+        if self._replica is not None and store is not None:
+            added = vbuckets & bitmap(self._source.active) & ~store.view.states.indexed
+            await moved(self._replica, self._index, numbers(added))
+
+    @property
+    def _at_source(self) -> frozenset[int]:
+        return self._source.replicas if self._replicas else self._source.active
+
+    def _kept(self, states: States) -> int:
+        """Return the vBuckets that the source has lost so recently that their rows stay."""
+        now, there = time.monotonic(), self._at_source
+        missing = [vbucket for vbucket in numbers(states.indexed) if vbucket not in there]
+        self._lost = {vbucket: self._lost.get(vbucket, now + _LOST_S) for vbucket in missing}
+        left = [until for until in self._lost.values() if until > now]
+        if left and (self._timer is None or not self._timer.active()) and not self._stopped:
+            self._timer = self._reactor.callLater(min(left) - now + 0.01, self._look_at_lost)
+        return bitmap(vbucket for vbucket, until in self._lost.items() if until > now)
+
+    def _look_at_lost(self) -> None:
+        ensureDeferred(self.take()).addErrback(unheard)
+
+
+# --- following ------------------------------------------------------------------------------------
+
 
 #: When an index is stopped, the documents under way may be mapped for this long.
 _MAPS_END_S = 2.0

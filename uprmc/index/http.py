@@ -2,13 +2,14 @@
 
 Every answer is JSON but that of ``/metrics``. What is refused has a status, a word for programs and
 a sentence for people. What a client can make this process hold is bounded: by `uprmc.web` for what
-comes in, by `answering` for what goes out. What there is to be asked is in `pages`.
+comes in, by `http_request` for what goes out. What there is to be asked is in `pages`.
 
 Source: contracts section 4.
 """
 
 # ruff: noqa: N802, N815  # Twisted's names
 # mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import logging
@@ -22,13 +23,11 @@ from twisted.web.server import NOT_DONE_YET, Request
 
 from uprmc.config import IndexSettings
 from uprmc.index.account import Account, Holding, cost_of
-from uprmc.index.answering import UNSENT_MAX_BYTES
 from uprmc.index.errors import Damaged, Refused
-from uprmc.index.http_request import http_request, path_parts
-from uprmc.index.interfaces import Service
-from uprmc.index.pages import Pages, Reply, json_reply
+from uprmc.index.http_request import UNSENT_MAX_BYTES, http_request, path_parts
+from uprmc.index.pages import Pages, Reply, json_reply, traceback_of
 from uprmc.index.scatter import Scatter
-from uprmc.index.view_page import traceback_of
+from uprmc.index.service import Service
 from uprmc.login.users import Role
 from uprmc.web import KnownHosts, LimitedChannel, LimitedRequest, LimitedSite, last_answer
 

@@ -6,49 +6,92 @@ Source: systems reference c.3.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from uprmc.index.edits import Edit
 from uprmc.index.errors import Damaged
 from uprmc.index.model import Reducer
-from uprmc.index.readers import Readers
-from uprmc.index.tree import Header, IndexFile, Pointer, Position, Tree
-from uprmc.index.tree.sizes import live_bytes
+from uprmc.index.tree import Header, IndexFile, Position, Tree
+from uprmc.index.tree.nodes import Inner, Pointer
+from uprmc.index.vbucket_sets import States
+from uprmc.index.versions import Edit
 from uprmc.model import FailoverEntry, FailoverLog
 
+# --- readers --------------------------------------------------------------------------------------
 
-class States(NamedTuple):
-    """What is done with each vBucket, as bitmaps.
 
-    Attributes:
-        active: indexed and shown.
-        pending: indexed, and active once everything has come that the source has.
-        passive: indexed and not shown.
-        cleanup: rows are to be removed.
-        paused: not followed at present; shown or not as the others say.
-        epoch: of the last `_set_states`.
-        managed: whether that decides, not what the source has active.
+class Readers:
+    """The readers of a file: it is closed when it is out of use and the last of them is done.
+
+    Readers stream answers for as long as their clients take, while a compaction may have put
+    another file in this one's place.
+
+    Args:
+        close: called once, when the file is retired and has no reader.
     """
 
-    active: int = 0
-    pending: int = 0
-    passive: int = 0
-    cleanup: int = 0
-    paused: int = 0
-    epoch: int = 0
-    managed: bool = False
+    def __init__(self, close: Callable[[], None]) -> None:
+        self._close = close
+        self._lock = threading.Lock()
+        self._count = 0
+        self._retired = self._closed = False
 
-    @property
-    def indexed(self) -> int:
-        """Bitmap of those that have, or will have, rows to be kept."""
-        return self.active | self.pending | self.passive
+    def enter(self) -> bool:
+        """Begin to read; ``False`` = it is closed."""
+        with self._lock:
+            if not self._closed:
+                self._count += 1
+            return not self._closed
 
-    @property
-    def followed(self) -> int:
-        """Bitmap of those whose changes are to come."""
-        return self.indexed & ~self.paused
+    def leave(self) -> None:
+        """Read no more."""
+        with self._lock:
+            self._count -= 1
+        self._look()
+
+    def retire(self) -> None:
+        """Close the file as soon as it has no reader."""
+        self._retired = True
+        self._look()
+
+    def _look(self) -> None:
+        with self._lock:
+            ends = self._retired and not self._count and not self._closed
+            self._closed = self._closed or ends
+        if ends:
+            self._close()
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+# How much of a file a tree uses: of leaves only their parents are read.
+
+
+__all__ = ["live_bytes"]
+
+
+def live_bytes(tree: Tree) -> int:
+    """Return the size of all nodes of a tree, as they are in the file."""
+    if tree.root is None:
+        return 0
+    height, node = 0, tree.node(tree.root)
+    while isinstance(node, Inner):
+        height, node = height + 1, tree.node(node.pointers[0])
+    return _below(tree, tree.root, height)
+
+
+def _below(tree: Tree, pointer: Pointer, height: int) -> int:
+    """Return the size of a node and of all below it; leaves are `height` levels below."""
+    if not height:
+        return pointer.size
+    node = tree.node(pointer)
+    pointers = node.pointers if isinstance(node, Inner) else []
+    return pointer.size + sum(_below(tree, each, height - 1) for each in pointers)
+
+
+# --- index file -----------------------------------------------------------------------------------
 
 
 class Facts(NamedTuple):
@@ -221,3 +264,170 @@ def contents_of(header: Header | None) -> Contents:
         for vbucket, log in header.logs.items()
     }
     return Contents(dict(header.positions), facts, states, docs_mapped, instance, headers)
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+_SUFFIX = ".index"
+_UNFINISHED = ".unfinished"
+
+_LOG = logging.getLogger("uprmc.index")
+
+
+class Files:
+    """The files of one index in its directory: which is in use, and which can be returned to.
+
+    Files are numbered. A compaction writes the next number beside the present one, which stays
+    until nothing can be rolled back behind the new one's only header (c.6); so at most two are
+    there, and one that is being written under another name. What cannot be read is removed with a
+    log line: the index is built again.
+
+    Source: systems reference c.5, c.6; acceptance rows I19 to I23.
+
+    Args:
+        directory: where they are.
+        stem: what their names begin with.
+        reducers: of each view, ``None`` = nothing is reduced.
+
+    Attributes:
+        current: the file in use.
+        old: the one before a compaction, ``None`` = there is none.
+
+    Raises:
+        OSError: the system refuses.
+    """
+
+    def __init__(self, directory: Path, stem: str, reducers: Sequence[Reducer | None]) -> None:
+        self._directory, self._stem, self._reducers = directory, stem, reducers
+        for path in directory.glob(f"{stem}.[0-9]*{_UNFINISHED}"):
+            path.unlink()
+        found: list[OpenFile] = []
+        try:
+            for number in self._numbers():
+                found += self._opened(number)
+        except BaseException:
+            for each in found:
+                each.file.close()
+            raise
+        for surplus in found[2:]:
+            surplus.file.close()
+            surplus.path.unlink()
+        self.current = found[0] if found else self._created()
+        self.old = found[1] if len(found) > 1 else None
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of files that are there, highest first."""
+        start, end = len(self._stem) + 1, -len(_SUFFIX)
+        names = [path.name[start:end] for path in self._directory.glob(f"{self._stem}.*{_SUFFIX}")]
+        return sorted((int(name) for name in names if name.isdigit()), reverse=True)
+
+    def _path(self, number: int) -> Path:
+        return self._directory / f"{self._stem}.{number}{_SUFFIX}"
+
+    def _opened(self, number: int) -> list[OpenFile]:
+        """Return a file, or none if it cannot be read and was removed."""
+        path = self._path(number)
+        try:
+            return [OpenFile(path, IndexFile.open(path), self._reducers)]
+        except Damaged as error:
+            _LOG.warning("an index file is removed: %s", error)
+            path.unlink()
+            return []
+
+    def _created(self) -> OpenFile:
+        path = self._path(max(self._numbers(), default=0) + 1)
+        file = OpenFile(path, IndexFile.create(path), self._reducers)
+        file.file.sync_name()
+        return file
+
+    @property
+    def header(self) -> Header | None:
+        """The newest header of the file in use."""
+        return self.current.file.header
+
+    @property
+    def disk_bytes(self) -> int:
+        """The size of all files."""
+        return self.current.file.size + (self.old.file.size if self.old is not None else 0)
+
+    # --- going back -----------------------------------------------------------------------------
+
+    def header_below(
+        self, vbucket: int, seqno: int, positions: Mapping[int, Position]
+    ) -> tuple[OpenFile, Header] | None:
+        """Return the newest header at which a vBucket stands at or below a seqno (row I19).
+
+        ``None`` if there is none, or to return to it would cost more changes, which all vBuckets
+        would have to get again, than to index this vBucket from zero; or if it has rows of one
+        that has begun at zero since: for that one nodes keep no deletions that older rows need.
+        """
+        kept = _standing(positions)
+        for file in (self.current, self.old):
+            for header in file.file.headers() if file is not None else ():
+                there, stood = header.positions.get(vbucket), _standing(header.positions)
+                if file is None or there is None:
+                    return None
+                if there.seqno <= seqno:
+                    lost = _distance(header.positions, positions)
+                    cheap = lost <= positions[vbucket].seqno
+                    return (file, header) if cheap and stood <= kept else None
+                kept &= stood
+        return None
+
+    def cut_to(self, file: OpenFile, header: Header) -> None:
+        """Cut a file behind a header; if it is the old one, it is in use again."""
+        if file is self.old:
+            gone, self.current, self.old = self.current, file, None
+            gone.path.unlink()
+            gone.readers.retire()
+        file.cut_to(header)
+
+    # --- compaction -----------------------------------------------------------------------------
+
+    def unfinished(self) -> Path:
+        """Return where a compaction may write."""
+        path = self._path(max(self._numbers(), default=0) + 1)
+        path = path.with_suffix(_UNFINISHED)
+        path.unlink(missing_ok=True)
+        return path
+
+    def swap(self, compacted: IndexFile) -> None:
+        """Use a compacted file, whose header is synced, from now on; the present one stays."""
+        self.drop_old()
+        path = self._path(max(self._numbers(), default=0) + 1)
+        compacted.path.rename(path)
+        compacted.path = path
+        compacted.sync_name()
+        self.current, self.old = OpenFile(path, compacted, self._reducers), self.current
+        self.current.headers = 1
+
+    def drop_old(self) -> None:
+        """Nothing can be rolled back to the old file any more."""
+        gone, self.old = self.old, None
+        if gone is not None:
+            gone.path.unlink(missing_ok=True)
+            gone.readers.retire()
+
+    def remove(self) -> None:
+        """Remove all, so that the next index begins with nothing; readers may go on."""
+        for file in (self.current, self.old):
+            if file is not None:
+                file.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Close each as soon as it has no reader."""
+        for file in (self.current, self.old):
+            if file is not None:
+                file.readers.retire()
+
+
+def _standing(positions: Mapping[int, Position]) -> set[int]:
+    """Return the vBuckets that may have rows."""
+    return {vbucket for vbucket, at in positions.items() if at.seqno}
+
+
+def _distance(back: Mapping[int, Position], here: Mapping[int, Position]) -> int:
+    """Return how many changes lie between two positions, over all vBuckets."""
+    start = Position(0, 0, 0)
+    return sum(max(0, at.seqno - back.get(vb, start).seqno) for vb, at in here.items())

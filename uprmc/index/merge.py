@@ -221,7 +221,7 @@ class Merged:
         self._begun = self._over = False
 
     def make(self) -> Deferred[bytes | None]:
-        """Return the next piece, see `answering.Pieces`."""
+        """Return the next piece, see `http_request.Pieces`."""
         return Deferred.fromCoroutine(self.piece())
 
     async def piece(self) -> bytes | None:

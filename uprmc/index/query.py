@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from json.encoder import encode_basestring_ascii
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from uprmc.index.collation import HIGHEST, LOWEST, group_prefix
 from uprmc.index.json_text import well_formed
@@ -21,7 +21,10 @@ from uprmc.index.model import Entry, Lost, Reductions
 from uprmc.index.query_options import Bound, Query
 from uprmc.index.rows import id_bytes, id_text, row_bounds, split_row_value
 
-__all__ = ["Documents", "Tree", "run", "span"]
+if TYPE_CHECKING:
+    from uprmc.index.tree import Tree
+
+__all__ = ["Documents", "run", "span"]
 
 #: About the size of a piece.
 PIECE_BYTES = 16 * 1024
@@ -43,44 +46,6 @@ _IDS_MAX = 5
 
 #: Returns the present JSON texts of documents, ``None`` for what is not there; it blocks.
 Documents = Callable[[Sequence[bytes]], Sequence[bytes | Lost | None]]
-
-
-class Tree(Protocol):
-    """What a query needs of a view's tree; see `tree.Tree`. Start is where reading begins."""
-
-    def rows(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        *,
-        descending: bool = False,
-        wanted: int | None = None,
-        inclusive_end: bool = True,
-        skip: int = 0,
-    ) -> Iterator[Entry]:
-        """Yield rows of the wanted vBuckets, after the first `skip` ones."""
-
-    def reduce(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        wanted: int | None = None,
-        *,
-        inclusive_end: bool = True,
-    ) -> Reductions:
-        """Return the reductions of a range; ``()`` = it has no row."""
-
-    def groups(
-        self,
-        start: bytes | None = None,
-        end: bytes | None = None,
-        wanted: int | None = None,
-        group: Callable[[bytes], bytes] = bytes,
-        descending: bool = False,
-        *,
-        inclusive_end: bool = True,
-    ) -> Iterator[tuple[Entry, Reductions]]:
-        """Yield a row of each group, with the group's reductions."""
 
 
 class _LostOnes:

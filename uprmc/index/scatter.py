@@ -8,13 +8,14 @@ Source: systems reference c.7, c.9; contracts section 4.
 """
 
 # mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import quote
 
 from twisted.internet.defer import Deferred
@@ -22,19 +23,345 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from uprmc.config import IndexSettings
-from uprmc.index.account import Account
-from uprmc.index.all_nodes import ASK_S, AllNodes, first_refusal
-from uprmc.index.design import Design
-from uprmc.index.errors import Refused
-from uprmc.index.interfaces import Service
+from uprmc.index.account import Account, Holding
+from uprmc.index.design import BUCKET, DESIGNS, Design, design_path
+from uprmc.index.errors import Refused, bad_request, outdated
+from uprmc.index.json_text import strict_json
 from uprmc.index.mapping import make_reducer
-from uprmc.index.merge import Merged
-from uprmc.index.node_client import NodeClient, NodeFailed
-from uprmc.index.paths import BUCKET, design_path
-from uprmc.index.placement import Holdings, placed
+from uprmc.index.merge import Merged, NodeRows, Order
+from uprmc.index.node_client import NodeClient, NodeFailed, dumped, refusal
+from uprmc.index.placement import Holdings, Placement, placed
 from uprmc.index.query_options import Query
-from uprmc.index.scatter_attempt import Attempt, Known, common_options
 from uprmc.metrics import Metric
+
+if TYPE_CHECKING:
+    from uprmc.index.service import Service
+
+# --- all nodes ------------------------------------------------------------------------------------
+
+
+#: A node says within this time what it has.
+ASK_S = 5.0
+
+_Result = TypeVar("_Result")
+
+
+class AllNodes:
+    """What concerns every index node alike: designs on all of them, and one question to all.
+
+    Source: contracts section 4.
+
+    Args:
+        nodes: views listeners, HOST:PORT.
+        client: speaks to nodes.
+        timeout_s: a change of a design takes no longer at any node.
+    """
+
+    def __init__(self, nodes: Iterable[str], client: NodeClient, timeout_s: float) -> None:
+        self.nodes = tuple(nodes)
+        self.client = client
+        self._timeout_s = timeout_s
+
+    async def put(self, name: str, body: bytes) -> None:
+        """Put a design on all nodes; raise `Refused`, naming those that lack it."""
+        await self._everywhere("PUT", design_path(name), body, f"lack design {name!r}")
+
+    async def delete(self, name: str) -> None:
+        """Delete a design on all nodes; raise `Refused`, naming those that still have it."""
+        await self._everywhere("DELETE", design_path(name), None, f"still have design {name!r}")
+
+    async def undo(self, name: str) -> None:
+        """Undo the last change on all nodes; raise `Refused`, naming those that still have it."""
+        what = f"still have the last change of design {name!r}"
+        await self._everywhere("POST", design_path(name, "_undo"), b"", what)
+
+    async def listed(self) -> dict[str, Any]:
+        """Return by name how nodes list their designs; raise `Refused` if no node answers."""
+        answers = await self.asked(f"{DESIGNS}?local=true")
+        found: dict[str, Any] = {}
+        for answer in answers.values():
+            rows = answer.get("rows") if isinstance(answer, dict) else None
+            if isinstance(rows, list):
+                named = [row for row in rows if isinstance(row, dict) and "name" in row]
+                found = {str(row["name"]): row for row in named} | found
+        return found
+
+    async def info(self, name: str) -> dict[str, Any]:
+        """Return what each node says of a design; raise `Refused` if none has it."""
+        answers = await self.asked(f"{design_path(name, '_info')}?local=true")
+        nodes = {
+            node: answer if isinstance(answer, dict) else {"error": str(answer)}
+            for node, answer in answers.items()
+        }
+        states = {str(each.get("state")) for each in nodes.values()}
+        return {"name": name, "state": " ".join(sorted(states)), "nodes": nodes}
+
+    async def asked(self, path: str) -> dict[str, Any]:
+        """Return the answer of each node, or why it has none; raise `Refused` if all have none."""
+
+        async def one(node: str) -> Any:
+            try:
+                return strict_json(await self.client.fetch(node, "GET", path, None, ASK_S))
+            except (Refused, NodeFailed, ValueError) as error:
+                return error
+
+        found = dict(zip(self.nodes, await all_of(one(node) for node in self.nodes), strict=True))
+        silent = {node: str(each) for node, each in found.items() if isinstance(each, Exception)}
+        if len(silent) == len(found):
+            raise first_refusal(found.values(), silent)
+        return found
+
+    async def _everywhere(self, method: str, path: str, body: bytes | None, what: str) -> None:
+        path = f"{path}?local=true"
+
+        async def one(node: str) -> Exception | None:
+            try:
+                await self.client.fetch(node, method, path, body, self._timeout_s)
+            except (Refused, NodeFailed) as error:
+                return error
+            return None
+
+        outcomes = await all_of(one(node) for node in self.nodes)
+        failed = {
+            node: error
+            for node, error in zip(self.nodes, outcomes, strict=True)
+            if error is not None
+        }
+        gone = [error for error in failed.values() if _status(error) == 404]
+        if method == "DELETE" and len(gone) < len(self.nodes):
+            failed = {node: error for node, error in failed.items() if _status(error) != 404}
+        if failed:
+            raise _not_everywhere(failed, len(self.nodes), what)
+
+
+async def all_of(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Await several at once; if that is cancelled, so are they."""
+    begun = [Deferred.fromCoroutine(each) for each in coroutines]
+    try:
+        return [await each for each in begun]
+    except BaseException:
+        for each in begun:
+            each.addErrback(lambda _: None)
+            each.cancel()
+        raise
+
+
+def _status(error: Exception) -> int:
+    return error.status if isinstance(error, Refused) else 0
+
+
+def _not_everywhere(failed: dict[str, Exception], nodes: int, what: str) -> Refused:
+    """Return the nodes' own refusal if all agree that the request is wrong."""
+    first = next(iter(failed.values()))
+    same = len(failed) == nodes and len({_status(error) for error in failed.values()}) == 1
+    if isinstance(first, Refused) and same and first.status < 500:
+        return first
+    reasons = "; ".join(f"{node}: {error}" for node, error in failed.items())
+    return Refused(503, "not_everywhere", f"these nodes {what}: {reasons}", nodes=[*failed])
+
+
+def first_refusal(outcomes: Iterable[Any], silent: dict[str, str]) -> Refused:
+    """Return why no node answers: their own refusal if all refuse."""
+    refusals = [each for each in outcomes if isinstance(each, Refused)]
+    if len(refusals) == len(silent):
+        return refusals[0]
+    reasons = "; ".join(f"{node}: {reason}" for node, reason in silent.items())
+    return Refused(503, "unavailable", f"no index node answers: {reasons}", nodes=[*silent])
+
+
+# --- scatter attempt ------------------------------------------------------------------------------
+
+
+#: How much longer than a node itself waits the merger waits for it.
+_GRACE_S = 1.0
+
+#: Options that the merger sees to, and does not pass on.
+_OWN = frozenset(
+    ["skip", "limit", "partitions", "epoch", "signature", "connection_timeout", "at", "full_set"]
+)
+
+
+class Known(NamedTuple):
+    """A map, and which nodes did not answer when it was made."""
+
+    placement: Placement
+    silent: dict[str, str]
+
+
+class Attempt:
+    """One attempt to ask all index nodes a query by one map, and what came of it.
+
+    Source: systems reference c.7, c.9; acceptance row I14.
+
+    Args:
+        client: speaks to nodes.
+        reactor: whose clock counts.
+        design, view_index: the view.
+        query: the question.
+        options: of it, as `common_options` returns them.
+        known: the map.
+        ends: when the query's time is over, by that clock.
+        timeout_s: a node that sends nothing for this long is given up.
+        memory: what answers hold.
+
+    Attributes:
+        order: of rows.
+        rows: of each node whose answer has begun.
+        errors: what went wrong at which node.
+    """
+
+    def __init__(
+        self,
+        client: NodeClient,
+        reactor: Any,
+        design: Design,
+        view_index: int,
+        query: Query,
+        options: bytes,
+        known: Known,
+        ends: float,
+        timeout_s: float,
+        memory: Account,
+    ) -> None:
+        self._client, self._reactor, self._memory = client, reactor, memory
+        self._design, self._view_index = design, view_index
+        self._query, self._known, self._timeout_s = query, known, timeout_s
+        self._ends, self._common = ends, options
+        self.order = Order(design.options.collation, query.descending, query.reduce)
+        self.rows: list[NodeRows] = []
+        self.errors = [
+            {"from": node, "reason": reason}
+            for node, reason in known.silent.items()
+            if not known.placement.is_whole
+        ]
+        self.errors += self._differing()
+
+    def _differing(self) -> list[dict[str, str]]:
+        """Return an error for each node whose rows are made by another definition than ours.
+
+        Nodes build a changed design at their own speed, and for a while some still have the old.
+        """
+        placement = self._known.placement
+        reason = "it answers with another definition of the design"
+        return [
+            {"from": node, "reason": reason}
+            for node in placement.nodes
+            if placement.signatures.get(node) not in (self._design.signature, "", None)
+        ]
+
+    def lacking(self) -> Refused | None:
+        """Return the refusal if nodes that are well do not have all vBuckets together."""
+        placement = self._known.placement
+        for token in self._query.at:
+            if placement.total and token.vbucket >= placement.total:
+                raise bad_request(f"at: there is no vBucket {token.vbucket}")
+        if placement.is_whole or self._known.silent:
+            return None
+        if not placement.total:
+            reason = "no index node knows yet what its source has"
+            return Refused(503, "unavailable", reason)
+        return outdated(sorted(placement.missing), "no node has them", placement.epoch)
+
+    def coming(self) -> bool:
+        """Return whether all that is missing is on its way to a node."""
+        placement = self._known.placement
+        return bool(placement.missing) and placement.missing <= placement.coming
+
+    async def begin(self) -> Refused | None:
+        """Ask all nodes; return the refusal if one says that the map is outdated.
+
+        Raises:
+            Refused: a node says so for another reason that concerns the query itself.
+        """
+        placement = self._known.placement
+        try:
+            outcomes = await all_of(
+                self._one(node, vbuckets) for node, vbuckets in placement.nodes.items()
+            )
+            return self._judged([each for each in outcomes if each is not None])
+        except BaseException:
+            self._close()
+            raise
+
+    def _judged(self, refusals: list[tuple[str, Refused]]) -> Refused | None:
+        for _, refused in refusals:
+            if refused.error == "set_view_outdated":
+                self._close()
+                return refused
+        for _, refused in refusals:
+            if refused.status in (400, 409):
+                raise refused
+        if refusals and len(refusals) == len(self._known.placement.nodes):
+            raise refusals[0][1]
+        self.errors += [{"from": node, "reason": each.reason} for node, each in refusals]
+        return None
+
+    async def _one(self, node: str, vbuckets: frozenset[int]) -> tuple[str, Refused] | None:
+        """Ask one node; its rows, or why there are none, are kept."""
+        left_s = max(self._ends - self._reactor.seconds(), 0.001)
+        view = self._design.views[self._view_index].name
+        path = design_path(self._design.name, "_view", view)
+        body = self._common[:-1] + b"," + dumped(self._options(node, vbuckets, left_s))[1:]
+        try:
+            answer = await self._client.ask(node, "POST", path, body, left_s + _GRACE_S)
+            if answer.status >= 400:
+                content = await self._client.content(answer, ASK_S)
+                return node, refusal(answer.status, content)
+        except NodeFailed as failed:
+            self.errors.append({"from": node, "reason": str(failed)})
+            return None
+        answer.lines.memory = Holding(self._memory)
+        rows = NodeRows(node, _Timed(answer.lines, self._reactor, self._timeout_s), self.order)
+        self.rows.append(rows)
+        await rows.begin()
+        return None
+
+    def _options(self, node: str, vbuckets: frozenset[int], left_s: float) -> dict[str, Any]:
+        """Return what this node alone is asked."""
+        placement = self._known.placement
+        options: dict[str, Any] = {
+            "partitions": {node: sorted(vbuckets)},
+            "epoch": placement.epoch,
+            "connection_timeout": max(int(left_s * 1_000), 1),
+        }
+        if signature := placement.signatures.get(node):
+            options["signature"] = signature
+        tokens = [token for token in self._query.at if token.vbucket in vbuckets]
+        if tokens:
+            options["at"] = [":".join(map(str, token)) for token in tokens]
+        return options
+
+    def _close(self) -> None:
+        for rows in self.rows:
+            rows.close()
+
+
+def common_options(query: Query) -> bytes:
+    """Return the options that all nodes get, as a JSON object with at least one member."""
+    options = {name: each for name, each in query.given.items() if name not in _OWN}
+    if query.limit is not None:
+        options["limit"] = query.skip + query.limit
+    return dumped({**options, "merge": True})
+
+
+class _Timed:
+    """Lines of an answer, each of which comes in time or not at all."""
+
+    def __init__(self, lines: Any, reactor: Any, timeout_s: float) -> None:
+        self._lines, self._reactor, self._timeout_s = lines, reactor, timeout_s
+
+    async def line(self) -> bytes | None:
+        """Return the next line; raise `NodeFailed`."""
+        line: bytes | None = await self._lines.line(self._reactor, self._timeout_s)
+        return line
+
+    def close(self) -> None:
+        """Take no more."""
+        self._lines.close()
+
+
+# --- scatter --------------------------------------------------------------------------------------
+
 
 #: Pauses before the map is fetched again, in seconds; after the last one the query fails.
 PAUSES_S = (0.05, 0.1, 0.2, 0.4, 0.4)

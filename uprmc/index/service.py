@@ -8,43 +8,261 @@ Source: systems reference c.8; contracts section 4.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from twisted.internet.defer import DeferredLock, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
+from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.errors import ClientError
 from uprmc.client.forgetting import forget
 from uprmc.config import IndexSettings
-from uprmc.index.design import Design
+from uprmc.index.design import Design, named_modules
 from uprmc.index.design_folder import DesignFolder, InUse, Kept, found_in, locked
-from uprmc.index.document_reader import DocumentReader
 from uprmc.index.errors import Refused, not_found
-from uprmc.index.files import Files
-from uprmc.index.following import Following
-from uprmc.index.functions import named_modules
+from uprmc.index.following import Following, OnEvent
 from uprmc.index.group import Group
-from uprmc.index.javascript.check import refuse_faults
+from uprmc.index.index_file import Files
 from uprmc.index.javascript.process import MISSING, available
+from uprmc.index.json_text import Unreadable, portable
 from uprmc.index.mapping import make_mapper, make_reducer
+from uprmc.index.mapping.javascript import refuse_faults
 from uprmc.index.model import Lost, Reducer
-from uprmc.index.news import OnEvent
-from uprmc.index.service_metrics import metrics_of
 from uprmc.index.source import Source
-from uprmc.index.source_nodes import SourceNodes
+from uprmc.index.source_nodes import Connections, SourceNodes
 from uprmc.index.store import IndexStore
 from uprmc.index.tree import Room, limit_cache, limit_disk
 from uprmc.index.updater import Stopped
 from uprmc.index.waiting import Deadline
 from uprmc.metrics import Metric
+from uprmc.model import vbucket_of
+from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import KEY_MAX_BYTES, Opcode, Status
+
+# --- service metrics ------------------------------------------------------------------------------
+# What an index process tells a monitoring system of its designs; queries are counted elsewhere.
+
+
+#: Kinds of rollbacks, which all have a sample from the beginning.
+ROLLBACKS = ("header", "old_file", "vbucket", "build")
+
+
+def metrics_of(groups: Mapping[str, Group]) -> Iterator[Metric]:
+    """Yield the numbers of all designs."""
+    stores = {name: group.following.store for name, group in groups.items()}
+    opened = {name: store for name, store in stores.items() if store is not None}
+    for name, kind, text, of_group in _OF_GROUPS:
+        yield Metric(name, kind, text, [({"design": n}, of_group(g)) for n, g in groups.items()])
+    for name, kind, text, of_store in _OF_STORES:
+        yield Metric(name, kind, text, [({"design": n}, of_store(s)) for n, s in opened.items()])
+    yield Metric(
+        "index_rollbacks_total",
+        "counter",
+        "Rollbacks, by what was returned to.",
+        [
+            ({"design": name, "kind": kind}, store.rollbacks[kind])
+            for name, store in opened.items()
+            for kind in ROLLBACKS
+        ],
+    )
+
+
+_Kind = Literal["counter", "gauge"]
+
+_OF_GROUPS: tuple[tuple[str, _Kind, str, Callable[[Group], float]], ...] = (
+    (
+        "index_pending",
+        "gauge",
+        "Changes that the source has and the index has not, as the source last said.",
+        lambda group: group.pending(),
+    ),
+    (
+        "index_build_ratio",
+        "gauge",
+        "Part of the source's changes that is indexed, from 0 to 1.",
+        lambda group: group.progress(),
+    ),
+    (
+        "index_waiting",
+        "gauge",
+        "Requests that wait for the index to be fresh enough.",
+        lambda group: group.waiting,
+    ),
+    (
+        "index_faults_total",
+        "counter",
+        "How often an index had to be opened again: a full disk, a damaged file.",
+        lambda group: group.following.fault.count,
+    ),
+    (
+        "index_faulty",
+        "gauge",
+        "1 while an index cannot be written, 0 otherwise.",
+        lambda group: float(bool(group.following.fault.text)),
+    ),
+)
+
+_OF_STORES: tuple[tuple[str, _Kind, str, Callable[[IndexStore], float]], ...] = (
+    (
+        "index_map_calls_total",
+        "counter",
+        "Documents that were mapped.",
+        lambda store: store.maps.calls,
+    ),
+    (
+        "index_map_errors_total",
+        "counter",
+        "Documents of which a map has failed.",
+        lambda store: store.maps.errors_total,
+    ),
+    (
+        "index_headers_total",
+        "counter",
+        "Headers that were written and synced.",
+        lambda store: store.headers_written,
+    ),
+    (
+        "index_compactions_failed_total",
+        "counter",
+        "Compactions that have failed; the files before them go on.",
+        lambda store: store.compacting.failed,
+    ),
+    (
+        "index_disk_bytes",
+        "gauge",
+        "Size of the index files.",
+        lambda store: store.files.disk_bytes,
+    ),
+)
+
+
+# --- document reader ------------------------------------------------------------------------------
+# Documents as they are now, for answers with `include_docs`: read from the nodes, blocking.
+#
+# Source: systems reference c.8.
+
+
+#: The source is left alone for this long.
+_AGAIN_S = 1.0
+
+#: The source has this long to ask its nodes.
+_REFRESH_S = 30.0
+
+#: What is known of documents, by key.
+_Found = dict[bytes, bytes | Lost | None]
+
+
+class DocumentReader:
+    """Reads documents; any thread may call it, one at a time reads.
+
+    Args:
+        source: tells which node to ask.
+        from_thread: has something called in the reactor's thread.
+    """
+
+    def __init__(self, source: Source, from_thread: Callable[[Callable[[], object]], None]) -> None:
+        self._source, self._from_thread = source, from_thread
+        self._refreshed = threading.Event()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._connections = Connections(source.tls, source.credentials)
+        self._silent: dict[str, tuple[int, str]] = {}
+        self._refreshed_at = float("-inf")
+
+    def get(self, keys: Sequence[bytes]) -> list[bytes | Lost | None]:
+        """Return documents as JSON, ``None`` for those that are not there.
+
+        A node that does not answer, or no longer has the vBucket, may have been replaced: then the
+        source finds out, and the node that is right now is asked.
+        """
+        possible = [key for key in dict.fromkeys(keys) if 0 < len(key) <= KEY_MAX_BYTES]
+        with self._lock:
+            found = self._asked(possible)
+            lost = [key for key, body in found.items() if type(body) is Lost]
+            if lost and time.monotonic() - self._refreshed_at >= _AGAIN_S:
+                self._refresh()
+                found |= self._asked(lost)
+        return [found.get(key) for key in keys]
+
+    def _refresh(self) -> None:
+        """Return when all nodes have said anew what they have, or failed to."""
+        self._refreshed.clear()
+        if not self._closed:
+            self._from_thread(
+                lambda: self._source.refresh().addCallback(lambda _: self._refreshed.set())
+            )
+            self._refreshed.wait(_REFRESH_S)
+        self._refreshed_at = time.monotonic()
+
+    def _asked(self, keys: Sequence[bytes]) -> _Found:
+        total = self._source.total
+        if not total:
+            return dict.fromkeys(keys, Lost("no node has said yet what it has"))
+        found: _Found = {}
+        by_place: dict[str, dict[bytes, int]] = {}
+        for key in keys:
+            vbucket = vbucket_of(key, total)
+            place = self._source.place_of(vbucket)
+            if place:
+                by_place.setdefault(place, {})[key] = vbucket
+            else:
+                found[key] = Lost(f"no node can be asked for vBucket {vbucket}")
+        for place, some in by_place.items():
+            found |= self._asked_at(place, some)
+        return found
+
+    def _asked_at(self, place: str, keys: Mapping[bytes, int]) -> _Found:
+        """Ask a node; one that did not answer is left alone until the source has looked again."""
+        round_, why = self._silent.get(place, (-1, ""))
+        if round_ == self._source.rounds:
+            return dict.fromkeys(keys, Lost(why))
+        asked = [RequestFrame(Opcode.GET, key=key, vbucket=vb) for key, vb in keys.items()]
+
+        def question(connection: NodeConnection) -> _Found:
+            answers = zip(keys, connection.ask_all(asked), strict=True)
+            return {key: _told(place, answer) for key, answer in answers}
+
+        try:
+            return self._connections.ask(place, question)
+        except NodeError as error:
+            self._silent[place] = self._source.rounds, str(error)
+            return dict.fromkeys(keys, Lost(str(error)))
+
+    def close(self) -> None:
+        """Hang up; nothing waits for the reactor's thread any more."""
+        self._closed = True
+        self._refreshed.set()
+        with self._lock:
+            self._connections.close()
+
+
+def _told(place: str, answer: ResponseFrame) -> bytes | Lost | None:
+    """Return what an answer says of a document."""
+    if answer.status == Status.KEY_NOT_FOUND:
+        return None
+    if answer.status:
+        return Lost(f"the node at {place} refuses: {answer.reason}")
+    try:
+        return portable(answer.value)
+    except Unreadable as error:
+        return Lost(str(error))
+    except ValueError:  # as `meta.type` says of it
+        return json.dumps(b64encode(answer.value).decode()).encode()
+
+
+# --- service --------------------------------------------------------------------------------------
+
 
 #: The lock of the directory is waited for this long, and tried this often.
 _LOCK_S, _LOCK_PAUSE_S = 15.0, 0.1

@@ -5,7 +5,7 @@ is replaced as a whole: immutable trees and the positions that go with them.
 
 Trees and positions move together, so each header holds exactly what its positions say, also inside
 of a snapshot. That is what a rollback counts on: the newest header at or below a seqno is the state
-of that seqno's history (c.5). What is first built is loaded in bulk, see `first_build`.
+of that seqno's history (c.5). What is first built is loaded in bulk, see `FirstBuild`.
 
 Source: systems reference c.3 to c.7; acceptance rows I01, I08, I19 to I24.
 """
@@ -14,29 +14,192 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import chain
+from itertools import chain, islice
+from operator import attrgetter
 
 from uprmc.client.state import Saved
 from uprmc.config import IndexSettings
-from uprmc.index.bitmaps import bitmap, numbers
-from uprmc.index.cleaning import cleaning_edits
 from uprmc.index.compacting import Compactions
-from uprmc.index.counted_maps import CountedMaps
-from uprmc.index.edits import Edit, advanced, edits
-from uprmc.index.files import Files
-from uprmc.index.first_build import FirstBuild
-from uprmc.index.index_file import Contents, Facts, OpenFile, States, contents_of
+from uprmc.index.errors import WentBack
+from uprmc.index.index_file import Contents, Facts, Files, OpenFile, Trees, contents_of
 from uprmc.index.model import Entry, Mapped, Mapper
-from uprmc.index.rows import id_key
-from uprmc.index.standings import Standings
-from uprmc.index.tree import Header, Position
-from uprmc.index.upr_handler import WentBack
-from uprmc.index.versions import Documents, Latest, latest_of
+from uprmc.index.rows import id_key, id_text
+from uprmc.index.tree import BulkLoader, Header, Position
+from uprmc.index.vbucket_sets import States, bitmap, numbers
+from uprmc.index.versions import Documents, Edit, Latest, advanced, edits, latest_of
 from uprmc.index.view import View
+from uprmc.model import SnapshotRange
 from uprmc.remote.batch import Batch
+
+# --- standings ------------------------------------------------------------------------------------
+# Where each vBucket of an index stands, and what was learned of its history.
+#
+# Source: systems reference c.4, c.5.
+
+
+class Standings:
+    """Those of one index; the updater's thread changes them, any thread may ask.
+
+    Attributes:
+        positions: up to where the rows of each vBucket are in the trees.
+        facts: what was learned of each.
+    """
+
+    def __init__(self, positions: Mapping[int, Position], facts: Mapping[int, Facts]) -> None:
+        self.positions, self.facts = dict(positions), dict(facts)
+
+    def saved(self) -> dict[int, Saved]:
+        """Return what the client library continues from."""
+        found = {}
+        for vbucket, (seqno, start, end) in list(self.positions.items()):
+            facts = self.facts_of(vbucket)
+            snapshot = SnapshotRange(start, end if seqno > start else seqno)
+            found[vbucket] = Saved(seqno, snapshot, facts.log, seqno, facts.purge_seqno, facts.term)
+        return found
+
+    def seqno_of(self, vbucket: int) -> int:
+        """Return up to where a vBucket is indexed, 0 = it is not."""
+        position = self.positions.get(vbucket)
+        return 0 if position is None else position.seqno
+
+    def facts_of(self, vbucket: int) -> Facts:
+        """Return what was learned of a vBucket."""
+        return self.facts.get(vbucket) or Facts()
+
+    def learn(self, saved: Mapping[int, Saved]) -> None:
+        """Keep logs, purge seqnos and terms."""
+        for vbucket, each in saved.items():
+            self.facts[vbucket] = Facts(each.log, each.purge_seqno, each.term)
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """Forget vBuckets."""
+        for vbucket in vbuckets:
+            self.positions.pop(vbucket, None)
+            self.facts.pop(vbucket, None)
+
+
+# --- first build ----------------------------------------------------------------------------------
+
+
+_rows = attrgetter("rows")
+
+
+class FirstBuild:
+    """The first build of an index: rows are sorted outside of the trees, which are written at once.
+
+    A document may come more than once; its newest version counts. Nothing is in the file before all
+    is loaded, so a build that is interrupted begins again.
+
+    Source: systems reference c.4; acceptance row I01.
+
+    Attributes:
+        documents: versions that have come.
+    """
+
+    def __init__(self, file: OpenFile, settings: IndexSettings) -> None:
+        self.documents = 0
+        self._file = file
+        self._loader = BulkLoader(file.file, file.reducers, memory_bytes=settings.sort_bytes)
+
+    def add(self, latest: Latest, mapped: Sequence[Mapped]) -> None:
+        """Take the newest versions of documents, and what their maps have emitted."""
+        documents, gone = latest
+        self._loader.add_many(documents.keys, documents.vbuckets, list(map(_rows, mapped)))
+        nothing = ((),) * len(self._file.reducers)
+        for vbucket, key in gone:
+            self._loader.add(key, vbucket, nothing)
+        self.documents += len(documents) + len(gone)
+
+    def load(self) -> Trees:
+        """Write the trees and return them."""
+        return self._file.trees_of(self._loader.finish())
+
+    def abandon(self) -> None:
+        """Throw away what was sorted."""
+        self._loader.discard()
+
+
+# --- cleaning -------------------------------------------------------------------------------------
+# Rows of vBuckets that are no longer wanted are removed some at a time, between updates (row I16).
+#
+# Source: systems reference c.7.
+
+
+#: Rows that are removed at once: some ten milliseconds.
+_ROWS = 5_000
+
+
+def cleaning_edits(trees: Trees, vbuckets: int) -> list[Edit] | None:
+    """Return edits, the id tree's first, that remove some rows of vBuckets.
+
+    The id tree is cleaned last: what it has says which vBuckets have rows.
+
+    Returns:
+        ``None`` = nothing else is there, so that vBuckets can be dropped without reading.
+    """
+    every = (*trees.views, trees.ids)
+    place = next((n for n, tree in enumerate(every) if tree.vbuckets & vbuckets), None)
+    if place is None or not trees.vbuckets & ~vbuckets:
+        return None
+    rows = islice(every[place].rows(wanted=vbuckets), _ROWS)
+    edits = [Edit((), ())] * len(every)
+    edits[(place + 1) % len(every)] = Edit([row.key for row in rows], ())
+    return edits
+
+
+# --- counted maps ---------------------------------------------------------------------------------
+# The maps of a design as they are run for one index: how often, and what went wrong.
+
+
+class CountedMaps:
+    """Runs maps, in the updater's thread.
+
+    Args:
+        mapper: runs them; it is closed with this.
+        errors_max: of the newest errors so many are kept.
+
+    Attributes:
+        calls, errors_total: so far.
+        errors: the last documents whose maps failed: (id, seqno, why).
+    """
+
+    def __init__(self, mapper: Mapper, errors_max: int) -> None:
+        self._mapper = mapper
+        self.calls = self.errors_total = 0
+        self.errors: deque[tuple[str, int, str]] = deque(maxlen=errors_max)
+
+    def map(self, documents: Documents) -> list[Mapped]:
+        """Run the maps of documents; note what fails."""
+        if not documents:
+            return []
+        found = self._mapper.map(documents)
+        self.calls += len(found)
+        for at, mapped in enumerate(found):
+            if mapped.error is not None:
+                self.errors_total += 1
+                document = documents[at]
+                self.errors.append((id_text(document.key), document.seqno, mapped.error))
+        return found
+
+    @property
+    def log(self) -> list[tuple[str, str]]:
+        """What functions have logged last: (id of the document, text)."""
+        return list(self._mapper.log)
+
+    def give_up(self) -> None:
+        """Have maps that do not end raise `GivenUp`; any thread may call this."""
+        self._mapper.give_up()
+
+    def close(self) -> None:
+        """Run no maps any more."""
+        self._mapper.close()
+
+
+# --- store ----------------------------------------------------------------------------------------
+
 
 _LOG = logging.getLogger("uprmc.index")
 

@@ -19,12 +19,10 @@ from twisted.internet.defer import ensureDeferred
 from uprmc.client.errors import ClientError
 from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.client.twisted_link import MakeEndpoint
-from uprmc.index.bitmaps import numbers
-from uprmc.index.index_file import States
+from uprmc.index.errors import WentBack
 from uprmc.index.source import Source
-from uprmc.index.updater import Stopped, Updater
-from uprmc.index.upr_handler import IndexHandler, IndexState, WentBack
-from uprmc.index.vbucket_sets import caught_up
+from uprmc.index.updater import IndexHandler, IndexState, Stopped, Updater
+from uprmc.index.vbucket_sets import States, caught_up, numbers
 from uprmc.index.waiting import Signal, pause
 from uprmc.remote.retry import Backoff
 

@@ -13,6 +13,7 @@ before that is of no use, and would leave gaps: it is thrown away until `begin` 
 """
 
 # mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import threading
@@ -24,10 +25,105 @@ from typing import Any, NamedTuple, TypeVar
 from twisted.internet.defer import Deferred
 from twisted.python.failure import Failure
 
-from uprmc.client.state import Saved
+from uprmc.client.handler import Handler
+from uprmc.client.state import RingChunk, Saved
+from uprmc.index.errors import WentBack
 from uprmc.index.store import IndexStore
-from uprmc.index.upr_handler import WentBack
+from uprmc.model import FailoverLog
 from uprmc.remote.batch import Batch
+
+# --- upr handler ----------------------------------------------------------------------------------
+
+
+class IndexHandler(Handler):
+    """The UPR side of an index: what the client library calls, handed on to the updater's thread.
+
+    The handler takes whole batches and lets them queue up to a limit; above it the library waits,
+    and with it the node. The state's positions are those of the index file's header. They are saved
+    with the trees, so what the library commits here is only what it learned: failover logs, purge
+    seqnos and terms. What nodes are told as durable is what the newest synced header has (rows I26,
+    I28).
+
+    A rollback is the store's affair. If it cuts its file to an older header, all vBuckets fall
+    back, so the run ends with `WentBack` and the next one begins at that header's positions (rows
+    I19, I20).
+
+    Source: systems reference c.4, c.5.
+    """
+
+    native_rollback = True
+    returns_anywhere = True
+
+    def __init__(self, updates: Updater) -> None:
+        self._updates = updates
+
+    def changes(self, batch: Batch) -> Deferred[None] | None:
+        """Queue a batch."""
+        return self._updates.take(batch)
+
+    def rollback(self, vbucket: int, seqno: int) -> Deferred[bool] | bool:
+        """See `Handler.rollback`."""
+        return self._updates.roll_back(vbucket, seqno)
+
+
+class IndexState:
+    """A `StateStore` that keeps no ring: positions are in the index file.
+
+    Attributes:
+        shared: positions inside of a snapshot are saved with the trees.
+    """
+
+    shared = True
+
+    def __init__(self, updates: Updater) -> None:
+        self._updates = updates
+        self._learned: dict[int, tuple[FailoverLog, int, int]] = {}
+        self.durable_of = updates.durable_of
+
+    def load(self) -> dict[int, Saved]:
+        """See `StateStore.load`."""
+        return self._updates.positions()
+
+    def commit(
+        self,
+        saved: Mapping[int, Saved],
+        ring: Iterable[RingChunk],
+        trims: Mapping[int, int],
+        cuts: Mapping[int, int],
+    ) -> None:
+        """See `StateStore.commit`: where the trees stand is told by what they were given."""
+        news = {}
+        for vbucket, each in saved.items():
+            facts = (each.log, each.purge_seqno, each.term)
+            if self._learned.get(vbucket) != facts:
+                self._learned[vbucket], news[vbucket] = facts, each
+        if news:
+            self._updates.learn(news)
+
+    def abandon(self) -> None:
+        """Nothing is to be undone: positions are those of what was applied."""
+
+    def ring_after(self, vbucket: int, seqno: int) -> list[tuple[int, bytes]]:
+        """See `StateStore.ring_after`."""
+        return []
+
+    def ring_size(self, vbucket: int) -> int:
+        """See `StateStore.ring_size`."""
+        return 0
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """See `StateStore.forget`."""
+        gone = list(vbuckets)
+        for vbucket in gone:
+            self._learned.pop(vbucket, None)
+        self._updates.forget(gone)
+
+    def close(self) -> None:
+        """See `StateStore.close`: the file is the updater's."""
+
+
+# --- updater --------------------------------------------------------------------------------------
+
 
 _Result = TypeVar("_Result")
 
@@ -95,7 +191,7 @@ class Updater:
     # --- what is queued -------------------------------------------------------------------------
 
     def take(self, batch: Batch) -> Deferred[None] | None:
-        """See `upr_handler.Updates.take`."""
+        """Apply changes; wait for what is returned before the next ones."""
         self._put(batch)
         self._queued_bytes += batch.kept_bytes
         if self._queued_bytes < self._limit_bytes:
@@ -104,27 +200,27 @@ class Updater:
         return self._room
 
     def learn(self, saved: Mapping[int, Saved]) -> None:
-        """See `upr_handler.Updates.learn`."""
+        """Keep logs, purge seqnos and terms."""
         found = dict(saved)
         self._put(_Job(lambda: self.store.learn(found), None))
 
     def forget(self, vbuckets: Iterable[int]) -> None:
-        """See `upr_handler.Updates.forget`."""
+        """Keep nothing of what was learned of vBuckets that begin at zero."""
         found = list(vbuckets)
         self._put(_Job(lambda: self.store.forget(found), None))
 
     def roll_back(self, vbucket: int, seqno: int) -> Deferred[bool] | bool:
-        """See `upr_handler.Updates.roll_back`."""
+        """Return to `seqno`; ``False`` = only 0 is possible; fails with `WentBack`."""
         if seqno and not self._queued_bytes and self.store.seqno_of(vbucket) == seqno:
             return True
         return self.do(lambda: bool(self.store.roll_back(vbucket, seqno)))
 
     def positions(self) -> dict[int, Saved]:
-        """See `upr_handler.Updates.positions`."""
+        """Where the trees stand."""
         return self.store.positions()
 
     def durable_of(self, vbucket: int) -> Saved | None:
-        """See `upr_handler.Updates.durable_of`."""
+        """Where the newest synced header stands."""
         return self.store.durable_of(vbucket)
 
     def do(self, what: Callable[[], _Result]) -> Deferred[_Result]:

@@ -11,9 +11,66 @@ Source: systems reference c.7; acceptance rows I10 to I12, I15 to I17.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from uprmc.index.index_file import States
+# --- bitmaps --------------------------------------------------------------------------------------
+# Sets of vBuckets as integers: bit n stands for vBucket n.
+
+
+_ONE = ord("1")
+
+
+def bitmap(vbuckets: Iterable[int]) -> int:
+    """Return the bitmap of some vBuckets."""
+    found = sorted(vbuckets)
+    if not found:
+        return 0
+    last = found[-1]
+    digits = bytearray(b"0" * (last + 1))
+    for vbucket in found:
+        digits[last - vbucket] = _ONE
+    return int(digits, 2)
+
+
+def numbers(bits: int) -> list[int]:
+    """Return the vBuckets of a bitmap, by rising number."""
+    return [n for n, bit in enumerate(reversed(f"{bits:b}")) if bit == "1"]
+
+
+# --- vbucket sets ---------------------------------------------------------------------------------
+
+
+class States(NamedTuple):
+    """What is done with each vBucket, as bitmaps.
+
+    Attributes:
+        active: indexed and shown.
+        pending: indexed, and active once everything has come that the source has.
+        passive: indexed and not shown.
+        cleanup: rows are to be removed.
+        paused: not followed at present; shown or not as the others say.
+        epoch: of the last `_set_states`.
+        managed: whether that decides, not what the source has active.
+    """
+
+    active: int = 0
+    pending: int = 0
+    passive: int = 0
+    cleanup: int = 0
+    paused: int = 0
+    epoch: int = 0
+    managed: bool = False
+
+    @property
+    def indexed(self) -> int:
+        """Bitmap of those that have, or will have, rows to be kept."""
+        return self.active | self.pending | self.passive
+
+    @property
+    def followed(self) -> int:
+        """Bitmap of those whose changes are to come."""
+        return self.indexed & ~self.paused
 
 
 class Wish(NamedTuple):

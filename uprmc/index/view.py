@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from uprmc.index.index_file import Facts, OpenFile, States, Trees
-from uprmc.index.tree import Position
+from uprmc.index.index_file import Facts, OpenFile, Trees
+from uprmc.index.tree import Position, Tree
+from uprmc.index.vbucket_sets import States
 
 
 class View(NamedTuple):
@@ -30,3 +31,53 @@ class View(NamedTuple):
     states: States
     building: bool
     course: object
+
+
+# --- snapshot -------------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """A state of an index that one request reads, for as long as its answer takes. Any thread may
+    read its trees.
+
+    Args:
+        view: what was published.
+        active: bitmap of the vBuckets whose rows count.
+
+    Attributes:
+        file: which the trees are in.
+        wanted: the same, ``None`` = all rows that are in the trees count.
+        building: nothing is in the trees yet.
+    """
+
+    def __init__(self, view: View, active: int) -> None:
+        self._view, self.file = view, view.file
+        self.building = view.building
+        self._active = active
+        self.wanted: int | None = active if view.trees.vbuckets & ~active else None
+        self._released = False
+
+    def tree(self, view_index: int) -> Tree:
+        """Return the tree of a view."""
+        return self._view.trees.views[view_index]
+
+    def total_rows(self, view_index: int) -> int:
+        """Return how many rows a view has, those that do not count included."""
+        return self.tree(view_index).count
+
+    @property
+    def update_seq(self) -> Mapping[int, int]:
+        """The seqno of each vBucket that it stands for."""
+        positions = self._view.positions
+        return {vb: at.seqno for vb, at in sorted(positions.items()) if self._active >> vb & 1}
+
+    def release(self) -> None:
+        """Let the file go; twice is no error."""
+        if not self._released:
+            self._released = True
+            self._view.file.readers.leave()
+
+
+def taken(view: View, active: int) -> Snapshot | None:
+    """Return a snapshot of what is published, ``None`` = its file was closed: look again."""
+    return Snapshot(view, active) if view.file.readers.enter() else None

@@ -1,6 +1,5 @@
 """What makes rows of documents and reductions of rows."""
 
-from uprmc.index.mapping.mapper import make_mapper
-from uprmc.index.mapping.reducer import make_reducer
+from uprmc.index.mapping.mapper import make_mapper, make_reducer
 
 __all__ = ["make_mapper", "make_reducer"]

@@ -13,11 +13,10 @@ from typing import Any, Final
 
 from uprmc.config import IndexSettings
 from uprmc.index.collation import Collation, sort_key
+from uprmc.index.design import ArrayOf, Condition, Constant, ObjectOf, Path, Row, Rules, Template
 from uprmc.index.json_text import dumps
-from uprmc.index.mapping.keys import Encoder
-from uprmc.index.mapping.limits import Limits
+from uprmc.index.mapping.documents import Encoder, Limits
 from uprmc.index.model import Emission
-from uprmc.index.rules import ArrayOf, Condition, Constant, ObjectOf, Path, Row, Rules, Template
 
 __all__ = ["MISSING", "Map", "compile_path", "compile_rules"]
 

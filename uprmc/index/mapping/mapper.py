@@ -7,20 +7,62 @@ from copy import deepcopy
 from typing import Any
 
 from uprmc.config import IndexSettings
-from uprmc.index.design import Design, View
+from uprmc.index.collation import Collation, sort_key
+from uprmc.index.design import (
+    BUILT_IN_REDUCES,
+    Design,
+    Function,
+    NoFunction,
+    View,
+    named_modules,
+    resolve,
+)
 from uprmc.index.errors import bad_request
-from uprmc.index.functions import NoFunction, named_modules, resolve
 from uprmc.index.javascript.process import MISSING, available
-from uprmc.index.json_text import loads
+from uprmc.index.json_text import dumps, loads
 from uprmc.index.mapping import documents as shown
 from uprmc.index.mapping.declarative import compile_rules
-from uprmc.index.mapping.javascript import JavaScriptMaps, Outcome
-from uprmc.index.mapping.limits import MapError
-from uprmc.index.mapping.python_functions import compile_function
-from uprmc.index.model import Document, Emission, Mapped, Mapper
+from uprmc.index.mapping.documents import Limits, MapError
+from uprmc.index.mapping.javascript import JavaScriptMaps, JavaScriptReduce, Outcome, ReduceProcess
+from uprmc.index.mapping.reduces import NO_SKETCHES, Reduce, ReduceError, built_in, has_sketches
+from uprmc.index.model import Document, Emission, Entry, Mapped, Mapper, Reductions
 from uprmc.index.versions import bodies
 
-__all__ = ["DesignMapper", "make_mapper"]
+__all__ = ["DesignMapper", "ViewReducer", "compile_function", "make_mapper", "make_reducer"]
+
+# --- python functions -----------------------------------------------------------------------------
+# Maps that are Python functions, of modules that only the operator can name.
+#
+# ``def by_city(doc, meta): yield doc["city"], None``: a function gets the document and its `meta`,
+# and gives pairs of key and value, or ``None`` for no row. It is trusted: there is no sandbox for
+# Python. Source: systems reference c.2.
+
+
+def compile_function(
+    function: Function, collation: Collation, settings: IndexSettings
+) -> Callable[[Any, dict[str, Any]], list[Emission]]:
+    """Return what gives the rows of a document and its `meta`; raises `MapError` if too much."""
+    limits = Limits(settings)
+
+    def run(document: Any, meta: dict[str, Any]) -> list[Emission]:
+        rows: list[Emission] = []
+        size = 0
+        for key, value in function(document, meta) or ():
+            key_text, value_text = dumps(key), dumps(value)
+            limits.check_row(key_text, value_text)
+            size += len(key_text) + len(value_text)
+            if len(rows) >= limits.rows:
+                raise MapError(f"it emitted more than {limits.rows} rows")
+            if size > limits.document:
+                raise MapError(f"its rows have more than {limits.document} bytes")
+            rows.append(Emission(sort_key(key, collation), key_text, value_text))
+        return rows
+
+    return run
+
+
+# --- mapper ---------------------------------------------------------------------------------------
+
 
 _Map = Callable[..., Sequence[Emission]]
 
@@ -164,3 +206,82 @@ def explain(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "a key or value that it emitted is nested too deeply"
     return f"{type(error).__name__}: {error}".partition("\n")[0][:500]
+
+
+# --- reducer --------------------------------------------------------------------------------------
+# The reduces of one view, as its tree uses them: one that fails is ``None``, never an error.
+
+
+def make_reducer(design: Design, view_index: int, settings: IndexSettings) -> ViewReducer:
+    """Return the reducer of a view; raise `Refused` where it cannot run here."""
+    view = design.views[view_index]
+    if "_approx_count_distinct" in view.reduces and not has_sketches():
+        raise bad_request(f"view {view.name!r}: {NO_SKETCHES}")
+    if not available() and any(reduce not in BUILT_IN_REDUCES for reduce in view.reduces):
+        raise bad_request(f"view {view.name!r}: {MISSING}")
+    reduces = [_reduce(reduce, design, settings) for reduce in view.reduces]
+    return ViewReducer(reduces, settings.max_reduction_bytes)
+
+
+def _reduce(reduce: str, design: Design, settings: IndexSettings) -> Reduce:
+    if reduce in BUILT_IN_REDUCES:
+        return built_in(reduce)
+    sources = design.javascript_reduces
+    process = ReduceProcess.shared(design.signature, sources, settings)
+    return JavaScriptReduce(sources.index(reduce), process)
+
+
+class ViewReducer:
+    """Makes reductions. May be used by several threads.
+
+    Attributes:
+        errors: for each reduce, why the last reduction that failed could not be made.
+    """
+
+    def __init__(self, reduces: Sequence[Reduce], max_bytes: int) -> None:
+        self._reduces = tuple(reduces)
+        self._max_bytes = max_bytes
+        self.errors: list[str | None] = [None] * len(reduces)
+
+    def reduce(self, entries: Sequence[Entry]) -> Reductions:
+        """Return the reductions of rows."""
+        if not self._reduces:
+            return ()
+        return tuple(
+            self._try(place, lambda reduce=reduce: reduce.reduce(entries))  # type: ignore[misc]
+            for place, reduce in enumerate(self._reduces)
+        )
+
+    def rereduce(self, reductions: Sequence[Reductions]) -> Reductions:
+        """Return the reductions of reductions, at least one."""
+        return tuple(
+            self._rereduce(place, reduce, [each[place] for each in reductions])
+            for place, reduce in enumerate(self._reduces)
+        )
+
+    def _rereduce(self, place: int, reduce: Reduce, texts: list[bytes | None]) -> bytes | None:
+        known = [text for text in texts if text is not None]
+        if len(known) < len(texts):
+            return None
+        return self._try(place, lambda: reduce.rereduce(known))
+
+    def finish(self, place: int, reduction: bytes) -> bytes:
+        """Return what is shown for a stored reduction of one of the reduces, as JSON."""
+        return self._reduces[place].finish(reduction)
+
+    def _try(self, place: int, make: Callable[[], bytes]) -> bytes | None:
+        try:
+            made = make()
+            if len(made) > self._max_bytes:
+                raise ReduceError(
+                    f"a reduction has {len(made)} bytes; the most are {self._max_bytes}"
+                )
+        except Exception as error:
+            self.errors[place] = str(error)
+            return None
+        return made
+
+    def close(self) -> None:
+        """End child processes."""
+        for reduce in self._reduces:
+            reduce.close()

@@ -1,6 +1,6 @@
 """An index file: nodes and headers, only ever appended.
 
-The file begins with its magic (24 bytes, see `header`) and their CRC-32. A header comes after the
+The file begins with its magic (24 bytes, see `nodes`) and their CRC-32. A header comes after the
 nodes that it names, at the start of the next 4 KiB block. What follows the newest sound header is
 of no use to anyone: it is cut off when the file is opened for writing.
 
@@ -13,6 +13,7 @@ import errno
 import os
 import struct
 import zlib
+from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count, islice
@@ -20,13 +21,68 @@ from pathlib import Path
 from threading import Lock
 
 from uprmc.index.errors import Damaged, RolledBack
-from uprmc.index.tree.cache import NodeCache
 from uprmc.index.tree.disk import Disk, OsDisk, sync_directory
-from uprmc.index.tree.header import BLOCK, MAGIC, Header, decode_header, encode_header
-from uprmc.index.tree.nodes import Node, Pointer
-from uprmc.index.tree.records import decode, encode
+from uprmc.index.tree.nodes import (
+    BLOCK,
+    MAGIC,
+    Header,
+    Node,
+    Pointer,
+    decode,
+    decode_header,
+    encode,
+    encode_header,
+)
 
-__all__ = ["MAX_HEADERS", "IndexFile", "limit_cache"]
+__all__ = ["MAX_HEADERS", "IndexFile", "NodeCache", "limit_cache"]
+
+# --- cache ----------------------------------------------------------------------------------------
+# Nodes that were read lately, of all trees of the process.
+
+
+#: What all cached nodes together may take, in bytes, where nothing else is configured.
+DEFAULT_BYTES = 64 << 20
+
+
+class NodeCache:
+    """The nodes used last, up to a number of bytes; may be called from several threads.
+
+    A node is known by (number of the file, offset). Files never use a number again for other
+    contents, so nothing needs to be thrown out; it grows old.
+    """
+
+    def __init__(self, limit_bytes: int = DEFAULT_BYTES) -> None:
+        self.limit_bytes = limit_bytes
+        self.used_bytes = self.hits = self.misses = 0
+        self._nodes: OrderedDict[tuple[int, int], tuple[Node, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, place: tuple[int, int]) -> Node | None:
+        """Return a node if it is still there."""
+        with self._lock:
+            found = self._nodes.get(place)
+            if found is None:
+                self.misses += 1
+                return None
+            self.hits += 1
+            self._nodes.move_to_end(place)
+            return found[0]
+
+    def put(self, place: tuple[int, int], node: Node) -> None:
+        """Keep a node, and let go of the oldest ones that are too many."""
+        cost = node.cost()
+        with self._lock:
+            if place in self._nodes or cost > self.limit_bytes:
+                return
+            self._nodes[place] = node, cost
+            self.used_bytes += cost
+            while self.used_bytes > self.limit_bytes:
+                _, (_, cost) = self._nodes.popitem(last=False)
+                self.used_bytes -= cost
+
+
+# --- file -----------------------------------------------------------------------------------------
+
 
 #: Headers that are looked at when one to return to is searched.
 MAX_HEADERS = 10_000

@@ -6,25 +6,41 @@ node itself, so lower bounds are not always keys that are there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, chain, pairwise
 from operator import add
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
+from uprmc.index.errors import Damaged
 from uprmc.index.model import Entry, Reductions
 from uprmc.index.rows import Row
 
 __all__ = [
+    "BLOCK",
+    "MAGIC",
+    "VERSION",
     "Child",
     "Entries",
+    "Header",
     "Inner",
     "Leaf",
     "Node",
     "Pointer",
+    "Position",
     "Row",
     "bitmap_of",
     "child_size",
+    "decode",
+    "decode_header",
+    "encode",
+    "encode_header",
+    "pack_pointer",
     "separator",
+    "unpack_pointer",
 ]
 
 #: What a row and a child cost beside their keys, values and reductions, in bytes.
@@ -217,3 +233,354 @@ def separator(below: bytes, above: bytes) -> bytes:
         if left != right:
             return above[: size + 1]
     return above[: len(below) + 1]
+
+
+# --- records --------------------------------------------------------------------------------------
+# Nodes of trees as bytes.
+#
+# A node is written as a record: size of what follows (4), its CRC-32 (4), form (1), body. The form
+# says whether it is a leaf (0) or an inner node (1) and whether the body is compressed by zlib
+# (+2).
+#
+# Leaf: number of entries n (4); n sizes of keys (4 each); n sizes of values (4 each); n vBuckets (2
+# each); keys; values.
+#
+# Inner node: number of children n (4); number of reductions r (1); n offsets (8 each); n sizes of
+# records (4 each); n numbers of rows below (8 each); n numbers of bytes of records there and below
+# (8 each); n sizes of lower bounds (4 each); n sizes of bitmaps (2 each); n * r sizes of reductions
+# (4 each, all ones = there is none); lower bounds; bitmaps; reductions.
+
+
+#: Head of a record: size of form and body, CRC of both.
+_HEAD = struct.Struct(">II")
+_INNER, _COMPRESSED = 1, 2
+_NONE = 0xFFFFFFFF
+#: Bodies below this size, in bytes, are not compressed: they would not shrink.
+_COMPRESS_FROM = 256
+
+
+def encode(node: Node) -> bytes:
+    """Return the record of a node."""
+    if isinstance(node, Leaf):
+        return _record(_leaf_body(node), 0)
+    return _record(_inner_body(node), _INNER)
+
+
+def _record(body: bytes, form: int) -> bytes:
+    if len(body) >= _COMPRESS_FROM:
+        smaller = zlib.compress(body, 1)
+        if len(smaller) < len(body):
+            body, form = smaller, form | _COMPRESSED
+    content = bytes([form]) + body
+    return _HEAD.pack(len(content), zlib.crc32(content)) + content
+
+
+def _leaf_body(leaf: Leaf) -> bytes:
+    count = len(leaf.keys)
+    sizes = struct.pack(
+        f">{1 + 2 * count}I{count}H",
+        count,
+        *map(len, leaf.keys),
+        *map(len, leaf.values),
+        *leaf.vbuckets,
+    )
+    return b"".join([sizes, *leaf.keys, *leaf.values])
+
+
+def _inner_body(inner: Inner) -> bytes:
+    offsets, sizes, rows, totals, vbuckets, reductions = zip(*inner.pointers, strict=True)
+    bitmaps = [bits.to_bytes((bits.bit_length() + 7) >> 3, "little") for bits in vbuckets]
+    texts = list(chain.from_iterable(reductions))
+    count = len(offsets)
+    head = struct.pack(
+        f">IB{count}Q{count}I{2 * count}Q{count}I{count}H{len(texts)}I",
+        count,
+        len(reductions[0]),
+        *offsets,
+        *sizes,
+        *rows,
+        *totals,
+        *map(len, inner.lows),
+        *map(len, bitmaps),
+        *[_NONE if text is None else len(text) for text in texts],
+    )
+    return b"".join([head, *inner.lows, *bitmaps, *[text or b"" for text in texts]])
+
+
+def _bitmap_bytes(bitmap: int) -> bytes:
+    return bitmap.to_bytes((bitmap.bit_length() + 7) // 8, "little")
+
+
+def decode(record: bytes, where: str) -> Node:
+    """Return the node of a record.
+
+    Raises:
+        Damaged: it is not what was written; `where` names the place.
+    """
+    try:
+        size, checksum = _HEAD.unpack_from(record)
+        content = record[_HEAD.size :]
+        if size != len(content) or zlib.crc32(content) != checksum:
+            raise Damaged(f"{where}: a node has a wrong checksum")
+        form = content[0]
+        body = zlib.decompress(content[1:]) if form & _COMPRESSED else content[1:]
+        return _inner(body) if form & _INNER else _leaf(body)
+    except (struct.error, zlib.error, IndexError) as error:
+        raise Damaged(f"{where}: a node cannot be read: {error}") from None
+
+
+def _leaf(body: bytes) -> Leaf:
+    (count,) = struct.unpack_from(">I", body)
+    numbers = struct.unpack_from(f">{2 * count}I{count}H", body, 4)
+    parts = _cut(body, numbers[: 2 * count], 4 + 10 * count)
+    return Leaf(parts[:count], numbers[2 * count :], parts[count:])
+
+
+def _inner(body: bytes) -> Inner:
+    count, width = struct.unpack_from(">IB", body)
+    layout = struct.Struct(f">{count}Q{count}I{2 * count}Q{count}I{count}H{count * width}I")
+    numbers = layout.unpack_from(body, 5)
+    sizes = numbers[6 * count :]
+    lengths = [*numbers[4 * count : 6 * count], *[0 if size == _NONE else size for size in sizes]]
+    parts = _cut(body, lengths, 5 + layout.size)
+    texts = _reductions(sizes, parts[2 * count :])
+    columns = zip(
+        *[numbers[start : start + count] for start in range(0, 4 * count, count)],
+        [int.from_bytes(part, "little") for part in parts[count : 2 * count]],
+        [texts[start : start + width] for start in range(0, count * width, width)]
+        if width
+        else [()] * count,
+        strict=True,
+    )
+    return Inner(parts[:count], list(map(_pointer_of, columns)))
+
+
+_pointer_of: Callable[[tuple[Any, ...]], Pointer] = partial(tuple.__new__, Pointer)
+
+
+def _reductions(sizes: Sequence[int], parts: list[bytes]) -> Reductions:
+    pairs = zip(sizes, parts, strict=True)
+    return tuple(None if size == _NONE else part for size, part in pairs)
+
+
+def _cut(body: bytes, sizes: Sequence[int], start: int) -> list[bytes]:
+    return [body[begin:end] for begin, end in pairwise(accumulate(sizes, initial=start))]
+
+
+_pointer = struct.Struct(">QIQQHB")
+
+
+def pack_pointer(pointer: Pointer) -> bytes:
+    """Return a pointer as it is kept in a header: a root."""
+    bitmap = _bitmap_bytes(pointer.vbuckets)
+    width = len(pointer.reductions)
+    sizes = [_NONE if text is None else len(text) for text in pointer.reductions]
+    head = _pointer.pack(*pointer[:4], len(bitmap), width) + struct.pack(f">{width}I", *sizes)
+    return b"".join([head, bitmap, *(text or b"" for text in pointer.reductions)])
+
+
+def unpack_pointer(data: bytes, start: int) -> tuple[Pointer, int]:
+    """Return the pointer at `start` and where it ends."""
+    offset, size, rows, total, bitmap_size, width = _pointer.unpack_from(data, start)
+    start += _pointer.size
+    sizes = struct.unpack_from(f">{width}I", data, start)
+    lengths = [bitmap_size, *(0 if size == _NONE else size for size in sizes)]
+    bitmap, *parts = _cut(data, lengths, start + 4 * width)
+    end = start + 4 * width + sum(lengths)
+    vbuckets = int.from_bytes(bitmap, "little")
+    return Pointer(offset, size, rows, total, vbuckets, _reductions(sizes, parts)), end
+
+
+# --- header ---------------------------------------------------------------------------------------
+# What a header of an index file says, as bytes.
+#
+# A header stands at the start of a 4 KiB block: the file's own magic (24: 8 fixed, 16 random, so
+# that nothing a user stores can pass for one), size of the body (4), CRC-32 of what follows (4),
+# flags (4), then where the header before this one stands (8), CRC-32 of what was appended between
+# both (4), and the body, compressed by zlib. Flag 1: what was appended is on disk for sure, since
+# it was synced before the header was written; without it, it has to be read to be believed.
+#
+# Source: systems reference c.3.
+
+
+#: Size of blocks, in bytes: headers stand at their starts only.
+BLOCK = 4096
+#: First bytes of each header, before the file's identity.
+MAGIC = b"uprmcIX\x01"
+#: Of the format; a file of another one is refused.
+VERSION = 1
+
+_fixed = struct.Struct(">HHQB")
+_position = struct.Struct(">HQQQ")
+_log = struct.Struct(">HH")
+_purge = struct.Struct(">HQ")
+_size = struct.Struct(">I")
+
+
+class Position(NamedTuple):
+    """How far a vBucket is indexed.
+
+    Attributes:
+        seqno: of the last change whose rows are in the trees.
+        snap_start, snap_end: of the snapshot that it came in.
+    """
+
+    seqno: int
+    snap_start: int
+    snap_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A state of an index that can be returned to.
+
+    Attributes:
+        signature: of the design that the rows were made by.
+        num_vbuckets: of the bucket.
+        active, passive, cleanup: bitmaps of the vBuckets in these states.
+        positions: for each vBucket that is indexed.
+        logs: failover logs of the vBuckets, newest entry first: (vb_uuid, seqno).
+        purge_seqnos: of the vBuckets, as the source last said.
+        epoch: of the vBucket states.
+        roots: of the id tree and of each view's tree; ``None`` = empty.
+        replica: is a replica index.
+        extra: whatever else its owner keeps.
+        version: of the format.
+        offset, end: where it stands in the file and where it ends, once it was written.
+        previous: where the header before it stands; 0 = there is none.
+    """
+
+    signature: str = ""
+    num_vbuckets: int = 0
+    active: int = 0
+    passive: int = 0
+    cleanup: int = 0
+    positions: Mapping[int, Position] = field(default_factory=dict)
+    logs: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    purge_seqnos: Mapping[int, int] = field(default_factory=dict)
+    epoch: int = 0
+    roots: tuple[Pointer | None, ...] = ()
+    replica: bool = False
+    extra: bytes = b""
+    version: int = VERSION
+    offset: int = 0
+    end: int = 0
+    previous: int = 0
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Rows of the id tree and of each view's."""
+        return tuple(root.rows if root else 0 for root in self.roots)
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes of the file that the trees need; the others are garbage or headers."""
+        return sum(root.bytes for root in self.roots if root)
+
+
+def encode_header(header: Header) -> bytes:
+    """Return the body of a header."""
+    parts = [
+        _fixed.pack(header.version, header.num_vbuckets, header.epoch, header.replica),
+        _sized(header.signature.encode()),
+        *(_sized(_bitmap(bits)) for bits in (header.active, header.passive, header.cleanup)),
+        _table(_position.pack(vb, *where) for vb, where in header.positions.items()),
+        _table(_packed_log(vb, log) for vb, log in header.logs.items()),
+        _table(_purge.pack(vb, seqno) for vb, seqno in header.purge_seqnos.items()),
+        _table(_sized(pack_pointer(root) if root else b"") for root in header.roots),
+        _sized(header.extra),
+    ]
+    return zlib.compress(b"".join(parts), 1)
+
+
+def _bitmap(bits: int) -> bytes:
+    return bits.to_bytes((bits.bit_length() + 7) // 8, "little")
+
+
+def _sized(data: bytes) -> bytes:
+    return _size.pack(len(data)) + data
+
+
+def _table(rows: Iterable[bytes]) -> bytes:
+    packed = list(rows)
+    return b"".join([_size.pack(len(packed)), *packed])
+
+
+def _packed_log(vbucket: int, log: tuple[tuple[int, int], ...]) -> bytes:
+    numbers = [number for entry in log for number in entry]
+    return _log.pack(vbucket, len(log)) + struct.pack(f">{len(numbers)}Q", *numbers)
+
+
+def decode_header(body: bytes, *, offset: int, end: int, previous: int) -> Header:
+    """Return the header of a body whose checksum was right.
+
+    Raises:
+        Damaged: it is of another version, or cannot be read nevertheless.
+    """
+    try:
+        return _Reader(zlib.decompress(body)).header(offset, end, previous)
+    except (struct.error, zlib.error, ValueError) as error:
+        raise Damaged(f"a header cannot be read: {error}") from None
+
+
+class _Reader:
+    """Reads one field after the other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._at = data, 0
+
+    def header(self, offset: int, end: int, previous: int) -> Header:
+        version, num_vbuckets, epoch, replica = self._take(_fixed)
+        if version != VERSION:
+            raise Damaged(f"the file has format {version}, this program reads {VERSION}")
+        return Header(
+            version=version,
+            num_vbuckets=num_vbuckets,
+            epoch=epoch,
+            replica=bool(replica),
+            signature=self._bytes().decode(),
+            active=self._bits(),
+            passive=self._bits(),
+            cleanup=self._bits(),
+            positions=dict(self._position() for _ in range(self._count())),
+            logs=dict(self._log() for _ in range(self._count())),
+            purge_seqnos=dict(self._purge() for _ in range(self._count())),
+            roots=tuple([self._root() for _ in range(self._count())]),
+            extra=self._bytes(),
+            offset=offset,
+            end=end,
+            previous=previous,
+        )
+
+    def _take(self, layout: struct.Struct) -> tuple[int, ...]:
+        values = layout.unpack_from(self._data, self._at)
+        self._at += layout.size
+        return values
+
+    def _count(self) -> int:
+        return self._take(_size)[0]
+
+    def _bytes(self) -> bytes:
+        size = self._count()
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def _bits(self) -> int:
+        return int.from_bytes(self._bytes(), "little")
+
+    def _position(self) -> tuple[int, Position]:
+        vbucket, *where = self._take(_position)
+        return vbucket, Position(*where)
+
+    def _purge(self) -> tuple[int, int]:
+        vbucket, seqno = self._take(_purge)
+        return vbucket, seqno
+
+    def _log(self) -> tuple[int, tuple[tuple[int, int], ...]]:
+        vbucket, entries = self._take(_log)
+        numbers = self._take(struct.Struct(f">{2 * entries}Q"))
+        return vbucket, tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+    def _root(self) -> Pointer | None:
+        packed = self._bytes()
+        return unpack_pointer(packed, 0)[0] if packed else None
