@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,21 @@ def test_pages_that_are_damaged_are_told_and_what_is_no_store_is_refused(
     ended = here("check", tmp_path)
     assert ended.code == 2
     assert "holds no uprmc store" in ended.err
+
+
+def test_what_a_start_would_refuse_is_found(here: Here, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    store = open_directory(path, uuid=1)
+    for start in range(0, 500, 100):
+        store.commit(write(*[live(b"k%d" % n, start + n, b"x" * 3_000) for n in range(1, 30)]))
+    store.close()
+    size = (path / "data.mdb").stat().st_size
+    os.truncate(path / "data.mdb", size - 1)
+    ended = here("check", path)
+    assert ended.code == 1
+    assert "1 bytes are missing at its end" in ended.out
+    assert "29 records, 0 of them damaged" in ended.out, "the others are read"
+    (path / "data.mdb").unlink()
+    ended = here("check", path)
+    assert ended.code == 2
+    assert "data.mdb is gone" in ended.err

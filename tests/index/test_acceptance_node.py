@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -333,3 +334,41 @@ def test_an_index_file_without_a_sound_header_is_built_again(tmp_path: Path, lef
     with site(tmp_path) as node:
         assert node.keys() == list(range(500))
         assert node.views.info("d")["map_calls"] == 500
+
+
+def test_a_design_whose_files_are_damaged_is_named_and_may_be_put_again(tmp_path: Path) -> None:
+    """A flipped bit must not give another map's rows, nor say that there is no such design."""
+    damages: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
+        "empty": ("design.json", lambda _: b""),
+        "half": ("design.json", lambda text: text[: len(text) // 2]),
+        "list": ("design.json", lambda _: b"[]"),
+        "number": ("design.json", lambda _: b'{"name": 5, "current": "x"}'),
+        "no time": (
+            "design.json",
+            lambda _: b'{"name": "no time", "current": "x", "old_until": ""}',
+        ),
+        "renamed": ("design.json", lambda text: text.replace(b"renamed", b"senamed")),
+        "flipped": ("*.text", lambda text: text.replace(b"$.n", b"$.o")),
+        "cut": ("*.text", lambda text: text[:-1]),
+    }
+    with site(tmp_path) as node:
+        node.put(people(20))
+        for name in ("sound", *damages):
+            node.design(name)
+        node.server.stop()
+    for name, (pattern, damaged) in damages.items():
+        (path,) = (tmp_path / "index" / f"{quote(name)}.design").glob(pattern)
+        before = path.read_bytes()
+        path.write_bytes(damaged(before))
+        assert path.read_bytes() != before
+    with site(tmp_path) as node:
+        assert len(node.keys("sound/v")) == 20
+        for name in damages:
+            answer = node.views.ask("GET", f"/_design/{quote(name)}/_view/v")
+            assert (answer.status, answer.body["error"]) == (503, "unavailable"), name
+            node.design(quote(name))
+            assert len(node.keys(f"{quote(name)}/v")) == 20
+        assert "Traceback" not in node.log()
+    with site(tmp_path) as node:
+        names = [row["id"] for row in node.views.ask("GET", "/_design").body["rows"]]
+        assert names == sorted(f"_design/{quote(name)}" for name in ("sound", *damages))

@@ -17,6 +17,7 @@ from uprmc.errors import StoreRefused, StoreTaken
 from uprmc.storage.directory import GUARD_FILE, open_directory
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE
+from uprmc.storage.whereabouts import PLACE_FILE
 
 
 @pytest.fixture
@@ -210,6 +211,35 @@ def test_a_directory_whose_data_are_gone_is_refused_unless_it_is_meant(
     assert store.identity().uuid == 2
     store.close()
     open_directory(path, uuid=3).close()
+
+
+@pytest.mark.parametrize("beside", [b"", b"-5", b"\0\xff", b"9" * 100])
+def test_a_file_beside_that_says_nothing_still_says_that_there_was_a_store(
+    path: Path, beside: bytes
+) -> None:
+    open_directory(path, uuid=1).close()
+    (path / DATA_FILE).unlink()
+    (path / PLACE_FILE).write_bytes(beside)
+    assert "a node has used" in refusal(path)
+
+
+def test_the_index_of_a_store_that_is_gone_is_no_strangers_file(path: Path) -> None:
+    open_directory(path, uuid=1).close()
+    (path / "index").mkdir()
+    (path / DATA_FILE).unlink()
+    assert "--start-empty" in refusal(path)
+    open_directory(path, uuid=2, settings=StorageSettings(start_empty=True)).close()
+
+
+@pytest.mark.parametrize("name", [DATA_FILE, PLACE_FILE])
+def test_a_pipe_in_the_place_of_a_file_does_not_hang_the_start(path: Path, name: str) -> None:
+    open_directory(path, uuid=1).close()
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    if name == DATA_FILE:
+        assert "is no regular file" in refusal(path)
+    else:
+        open_directory(path, uuid=1).close()
 
 
 def test_a_start_that_never_came_to_a_store_may_be_repeated(path: Path) -> None:

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from uprmc.index.tree.disk import sync_directory
 
@@ -49,6 +49,13 @@ class Kept:
     new: str = ""
     old: str = ""
     old_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        texts = (self.name, self.current, self.new, self.old)
+        if not all(isinstance(each, str) for each in texts) or not self.current:
+            raise ValueError("a name or a signature is no text")
+        if not isinstance(self.old_until, int | float):
+            raise ValueError("its time is no number")
 
 
 class DesignFolder:
@@ -124,12 +131,19 @@ def locked(root: Path) -> int:
     return descriptor
 
 
-def found_in(root: Path) -> Iterator[Kept]:
-    """Yield the designs that are kept; remove what is left of those that are not."""
+def found_in(root: Path) -> Iterator[tuple[str, Kept | None]]:
+    """Yield the designs that are there: name, and what is kept, ``None`` if it cannot be read.
+
+    What is left of those that were not kept is removed.
+    """
     for path in sorted(root.glob(f"*{SUFFIX}")):
         try:
-            yield Kept(**json.loads((path / _FACTS).read_bytes()))
+            kept = Kept(**json.loads((path / _FACTS).read_bytes()))
+            if DesignFolder(root, kept.name).path != path:
+                raise ValueError(f"it names {kept.name!r}")
+            yield kept.name, kept
         except FileNotFoundError:
             shutil.rmtree(path, ignore_errors=True)
         except (OSError, ValueError, TypeError) as error:
-            _LOG.error("a design cannot be read and is left out: %s: %s", path, error)
+            _LOG.error("a design cannot be read: %s: %s", path, error)
+            yield unquote(path.name.removesuffix(SUFFIX)), None

@@ -335,24 +335,29 @@ class Service:
         self._root.mkdir(parents=True, exist_ok=True)
         await self._lock_root()
         self.source.start()
-        for kept in found_in(self._root):
-            folder = DesignFolder(self._root, kept.name)
+        for name, kept in found_in(self._root):
+            if kept is None:
+                self._cannot_open(name, "what is kept of it is damaged: put it again")
+                continue
+            folder = DesignFolder(self._root, name)
             slot = _Slot(kept, folder)
             try:
-                slot.current = await self._begun(kept.name, folder, kept.current)
+                slot.current = await self._begun(name, folder, kept.current)
                 if kept.new:
-                    slot.new = await self._begun(kept.name, folder, kept.new)
+                    slot.new = await self._begun(name, folder, kept.new)
             except (Refused, OSError) as error:
-                on_event = self._on_event
-                on_event("design_unusable", {"design": kept.name, "reason": str(error)})
-                self._unopened[kept.name] = str(error)
+                self._cannot_open(name, str(error))
                 if slot.current is not None:
                     await slot.current.following.stop()
                 continue
-            self._slots[kept.name] = slot
+            self._slots[name] = slot
             folder.drop_others(kept)
             self._keep_old(slot)
             self._watch(slot)
+
+    def _cannot_open(self, name: str, reason: str) -> None:
+        self._on_event("design_unusable", {"design": name, "reason": reason})
+        self._unopened[name] = reason
 
     async def _lock_root(self) -> None:
         """Wait a little for the lock: an index whose node was killed may still have it."""
@@ -393,6 +398,8 @@ class Service:
         """Return a group that has begun to follow."""
         if design is None:
             design = await self._parsed(name, folder.text(signature), from_disk=True)
+            if design.signature != signature:
+                raise Refused(503, "unavailable", "its text is damaged: put it again")
             if design.javascript() and not available():
                 raise Refused(503, "unavailable", MISSING)
         reducers = [self._reducer(design, index) for index in range(len(design.views))]

@@ -15,7 +15,13 @@ from uprmc.storage import layout
 from uprmc.storage.damage import Damage
 from uprmc.storage.directory import locked
 from uprmc.storage.interface import Damaged
-from uprmc.storage.lmdb_files import DATA_FILE, LOCK_FILE, Databases, store_error
+from uprmc.storage.lmdb_files import (
+    DATA_FILE,
+    LOCK_FILE,
+    Databases,
+    check_extent,
+    store_error,
+)
 from uprmc.storage.lmdb_pages import check_pages
 from uprmc.storage.lmdb_view import LmdbView
 from uprmc.storage.read_ahead import ReadAhead
@@ -71,6 +77,8 @@ def check_directory(path: Path) -> Checked:
     """
     file = path / DATA_FILE
     if not file.is_file():
+        if (path / PLACE_FILE).exists():
+            raise StoreRefused(f"{file} is gone or no regular file, but a node has used {path}")
         raise StoreRefused(f"{path} holds no uprmc store: name the data directory of a node")
     with locked(path):
         found = Checked()
@@ -114,6 +122,10 @@ def _check_store(path: Path, found: Checked, data: CheckedFile) -> None:
             )
         stale = env.open_db(layout.STALE, create=False)
         opened = _Opened(env, Databases(by_id, by_seq, stale, meta, local), ReadAhead(path))
+        try:
+            check_extent(env, meta, data.bytes)
+        except StoreCorrupt as error:
+            data.damage.append(str(error))
         _check_sealed(env, opened.databases, data.damage)
         _check_place(path, env, meta, found)
         view = LmdbView(opened, Damage(), _ignore)

@@ -111,7 +111,7 @@ def _refuse_foreign(path: Path) -> None:
         names = sorted(entry.name for entry in path.iterdir())
     except OSError as error:
         raise _unusable(path, error) from None
-    if DATA_FILE in names:
+    if DATA_FILE in names or PLACE_FILE in names:
         return
     foreign = [name for name in names if name not in _HARMLESS and not name.startswith(".")]
     if foreign:
@@ -124,13 +124,17 @@ def _refuse_foreign(path: Path) -> None:
 def _check_file(path: Path, *, start_empty: bool) -> None:
     """Look at the store's file before LMDB does, and refuse what is damaged or has gone."""
     file = path / DATA_FILE
+    if file.exists() and not file.is_file():
+        raise StoreRefused(f"{file} is no regular file: choose another data directory")
     try:
         is_there = file.exists() and check_pages(file)
     except StoreCorrupt as error:
         raise _damaged(file, error) from None
     except OSError as error:
         raise _unusable(path, error) from None
-    if not is_there and not start_empty and number_beside(path) > 0:
+    # The file beside the store is written after the store: there, it says that there was one,
+    # whatever has become of what it says.
+    if not is_there and not start_empty and (path / PLACE_FILE).exists():
         gone = "is empty" if file.exists() else "is gone"
         raise StoreRefused(
             f"{file} {gone}, but a node has used {path} before: mount the right disk, put the file "

@@ -108,26 +108,18 @@ class LmdbFiles:
         errors; what it had reached before its newest commit tells whether something is missing.
         """
         size = self.file_bytes()
-        missing = self._expected_bytes() - size
+        missing = missing_bytes(self.env, size)
         if missing > 0:
             os.truncate(self._data_file, size + missing)
         try:
             self.databases = self._databases()
-            if missing > 0 and size < self._extent():
-                raise StoreCorrupt(f"{missing} bytes are missing at its end")
+            check_extent(self.env, self.databases.meta, size)
         except BaseException as error:
             if missing > 0:
                 os.truncate(self._data_file, size)
             if isinstance(error, lmdb.Error):
                 raise store_error(error) from error
             raise
-
-    def _expected_bytes(self) -> int:
-        return (self.env.info()["last_pgno"] + 1) * self.env.stat()["psize"]
-
-    def _extent(self) -> int:
-        with self.env.begin(self.databases.meta) as txn:
-            return layout.unpack_extent(txn.get(layout.EXTENT_KEY))
 
     def _databases(self) -> Databases:
         """Return the databases, made with their identity when the environment is empty.
@@ -232,6 +224,20 @@ class LmdbFiles:
         pinned = min(pinned_pages * page_bytes, unused)
         trees = _trees(page_bytes, *stats[1:4])
         return StoreUsage(file_bytes, self.map_bytes(), unused - pinned, pinned, trees)
+
+
+def missing_bytes(env: lmdb.Environment, size: int) -> int:
+    """Return by how much a file of this size is shorter than LMDB says that it is."""
+    return (env.info()["last_pgno"] + 1) * env.stat()["psize"] - size
+
+
+def check_extent(env: lmdb.Environment, meta: lmdb._Database, size: int) -> None:
+    """Raise `StoreCorrupt` if the file has become shorter than it was before its newest commit."""
+    with env.begin(meta) as txn:
+        extent = layout.unpack_extent(txn.get(layout.EXTENT_KEY))
+    missing = missing_bytes(env, size)
+    if missing > 0 and size < extent:
+        raise StoreCorrupt(f"{missing} bytes are missing at its end")
 
 
 def _trees(page_bytes: int, by_id: Any, by_seq: Any, stale: Any) -> Trees:

@@ -80,7 +80,8 @@ def file_at(path: Path) -> File:
 def number_beside(directory: Path) -> int:
     """Return the number in the file beside the store; -1 if there is none that can be read."""
     try:
-        text = (directory / PLACE_FILE).read_bytes()[:32].strip()
+        file = directory / PLACE_FILE
+        text = file.read_bytes()[:32].strip() if file.is_file() else b""
     except OSError:
         return -1
     return min(int(text), _NUMBER_MAX) if text.isdigit() else -1
