@@ -80,11 +80,26 @@ def test_entries_say_where_records_are_in_the_order_of_their_keys(segments: Any)
 
 def test_what_is_stale_is_left_out(segments: Any) -> None:
     one, two, three = records_of([1, 2, 3])
-    stale = segments.seqnos_upto(
+    marks = segments.marks_upto(
         (PREFIX + record[SEQNO] for record in (two, three)), PREFIX + two[SEQNO]
     )
-    assert segments.without([one, two, three], stale) == [one, three]
-    assert segments.without([one, two], ()) == [one, two]
+    assert segments.without([one, two, three], marks) == [one, three]
+    assert segments.without([one, two], []) == [one, two]
+
+
+@given(
+    st.lists(st.integers(1, 2**64 - 1), unique=True, max_size=9), st.sets(st.integers(1, 2**64 - 1))
+)
+def test_a_mark_leaves_out_the_record_of_its_seqno_and_no_other(
+    segments: Any, seqnos: list[int], others: set[int]
+) -> None:
+    (one,) = records_of([1])
+    front, tail = one[: SEQNO.start], one[SEQNO.stop :]
+    records = [front + seqno.to_bytes(8, "big") + tail for seqno in sorted(seqnos)]
+    stale = {*seqnos[::2], *others}
+    marks = [PREFIX + seqno.to_bytes(8, "big") for seqno in sorted(stale)]
+    left = [int.from_bytes(each[SEQNO], "big") for each in segments.without(records, marks)]
+    assert left == [seqno for seqno in sorted(seqnos) if seqno not in stale]
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=5), st.data())

@@ -180,11 +180,12 @@ class BatchWriter:
         """Return what is left of a segment; remove its marks."""
         if len(gone) == segments.count_of(segment):
             return []
-        records = segments.split(segment)
-        stale = self._take_marks(key[: layout.VBUCKET.size] + records[0][SEQNO], key)
+        records, prefix = segments.split(segment), key[: layout.VBUCKET.size]
+        stale = self._take_marks(prefix + records[0][SEQNO], key)
         if len(gone) + len(stale) == len(records):
             return []
-        return segments.without(records, stale.union(map(layout.SEQNO.pack, gone)))
+        stale += [prefix + layout.SEQNO.pack(seqno) for seqno in gone]
+        return segments.without(records, sorted(stale))
 
     def _give_up(self, prefix: bytes, places: Sequence[bytes]) -> None:
         """Mark records as stale; those that stand alone go at once."""
@@ -256,16 +257,16 @@ class BatchWriter:
         left = segments.without(sound, stale)
         self._put(prefix, self._with_stand_ins([*left, written], others))
 
-    def _take_marks(self, first: bytes, last: bytes) -> set[bytes]:
-        """Remove the marks from one by-seq key to another; return the seqnos."""
+    def _take_marks(self, first: bytes, last: bytes) -> list[bytes]:
+        """Remove the marks from one by-seq key to another; return them."""
         found = self._marks(first, last)
         self._unmark(first, len(found))
         return found
 
-    def _marks(self, first: bytes, last: bytes) -> set[bytes]:
+    def _marks(self, first: bytes, last: bytes) -> list[bytes]:
         if not self._stale.set_range(first):
-            return set()
-        return segments.seqnos_upto(self._stale.iternext(values=False), last)
+            return []
+        return segments.marks_upto(self._stale.iternext(values=False), last)
 
     def _unmark(self, first: bytes, count: int) -> None:
         """Remove the first marks from a by-seq key on."""
@@ -311,9 +312,14 @@ class BatchWriter:
         the time a long trace.
         """
         segment = self._by_seq.value()
-        if len(segment) >= segments.SEGMENT_BYTES // 2 or not segments.is_intact(last, segment):
+        if len(segment) >= segments.SEGMENT_BYTES // 2:
             return []
-        return self._take_out(last)
+        records = segments.read(last, segment)
+        if records is None:
+            return []
+        stale = self._take_marks(last[: layout.VBUCKET.size] + records[0][SEQNO], last)
+        self._by_seq.delete()
+        return segments.without(records, stale)
 
     def _merged(self, prefix: bytes, first: bytes, records: Sequence[bytes]) -> list[bytes]:
         """Return records between those that are stored at or behind them, which are taken out.

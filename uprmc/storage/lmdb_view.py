@@ -152,9 +152,9 @@ class LmdbView:
                 if records and records[0][SEQNO] < begun:
                     records = [record for record in records if record[SEQNO] >= begun]
                 if mark <= key:
-                    stale = set()
+                    stale = []
                     while mark <= key:
-                        stale.add(mark[VBUCKET.size :])
+                        stale.append(mark)
                         mark = marks.key() if marks.next() else stop
                     records = segments.without(records, stale)
                 yield records

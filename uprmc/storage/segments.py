@@ -27,7 +27,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
-from itertools import repeat
+from itertools import repeat, takewhile
 from typing import TYPE_CHECKING, Any
 
 from xxhash import xxh3_64_intdigest as checksum
@@ -186,21 +186,22 @@ def count_of(segment: bytes) -> int:
     return int.from_bytes(segment[_CHECKSUM_BYTES:_COUNT_END], "big")
 
 
-def without(records: list[bytes], stale: Collection[bytes]) -> list[bytes]:
-    """Return the records whose seqno is not among those, which are given as bytes."""
-    if not stale:
+def without(records: list[bytes], marks: list[bytes]) -> list[bytes]:
+    """Return the records whose seqno no mark has.
+
+    Args:
+        records: by rising seqno.
+        marks: by-seq keys of the same vBucket, in order.
+    """
+    if not marks:
         return records
+    stale = {mark[VBUCKET_BYTES:] for mark in marks}
     return [record for record in records if record[SEQNO] not in stale]
 
 
-def seqnos_upto(keys: Iterable[bytes], last: bytes) -> set[bytes]:
-    """Return the seqnos, as bytes, of the first by-seq keys of a vBucket that are not above one."""
-    found = set()
-    for key in keys:
-        if key > last:
-            break
-        found.add(key[VBUCKET_BYTES:])
-    return found
+def marks_upto(keys: Iterable[bytes], last: bytes) -> list[bytes]:
+    """Return the first by-seq keys of a vBucket that are not above one."""
+    return list(takewhile(lambda key: key <= last, keys))
 
 
 def packed(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -269,9 +270,9 @@ if form.FORM == form.COMPILED and not TYPE_CHECKING:
     from uprmc.core.native.segments import (  # noqa: F401
         entries,
         is_intact,
+        marks_upto,
         packed,
         read,
-        seqnos_upto,
         split,
         unlist,
         without,

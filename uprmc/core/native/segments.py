@@ -16,8 +16,10 @@ from librt.strings import (
     write_i32_be,
 )
 from mypy_extensions import i16, i32, i64
+from xxhash import xxh3_64_digest as digest
 from xxhash import xxh3_64_intdigest as checksum
 
+from uprmc.core.native.fronts import SEQNO_AT
 from uprmc.core.native.table import FRONT_BYTES, KEY_LENGTH_AT
 from uprmc.errors import StoreCorrupt
 
@@ -27,9 +29,8 @@ RECORD_BYTES: Final[i64] = 36
 #: Where the number of records is, and what follows it: a length and a checksum of each.
 COUNT_AT: Final[i64] = 8
 COUNT_END: Final[i64] = 10
-LAST_32_BITS: Final = 2**32 - 1
-HALF: Final = 2**63
-WRAPPED: Final = 2**64
+#: Where the last 32 bits of a checksum are in its bytes.
+LAST_32_BITS: Final[i64] = 4
 LENGTH_BYTES: Final[i64] = 4
 ENTRY_BYTES: Final[i64] = 8
 #: Longer records stand alone, and longer segments have one record.
@@ -38,12 +39,15 @@ SEGMENT_BYTES: Final[i64] = 16_368
 ALONE: Final = b"\x01"
 VBUCKET_BYTES: Final[i64] = 2
 PASSED_MOST: Final[i64] = 32
+#: Seqnos are unsigned: changed by this, they compare as signed numbers.
+LEAST: Final[i64] = -0x8000000000000000
 
 
 def _joined(prefix: bytes, records: list[bytes], begin: i64, end: i64) -> tuple[bytes, bytes]:
     """Return the by-seq key and the segment of some of the records."""
     key = prefix + records[end - 1][16:24]
     vbucket: int = int(i64(read_i16_be(prefix, 0)) & 0xFFFF)
+    checksum_of: Any = digest
     writer = BytesWriter()
     write_i16_be(writer, i16(end - begin))
     at = begin
@@ -52,15 +56,16 @@ def _joined(prefix: bytes, records: list[bytes], begin: i64, end: i64) -> tuple[
         at += 1
     at = begin
     while at < end:
-        last = i64(checksum(records[at], vbucket) & LAST_32_BITS)
-        write_i32_be(writer, i32((last ^ 0x80000000) - 0x80000000))
+        found: bytes = checksum_of(records[at], vbucket)
+        write_i32_be(writer, read_i32_be(found, LAST_32_BITS))
         at += 1
     at = begin
     while at < end:
         writer.write(records[at])
         at += 1
     content = writer.getvalue()
-    return key, checksum(content, checksum(key)).to_bytes(8, "big") + content
+    whole: bytes = digest(content, checksum(key))
+    return key, whole + content
 
 
 def packed(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
@@ -86,9 +91,10 @@ def packed(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
 
 def is_intact(key: bytes, segment: bytes) -> bool:
     """Tell whether a segment is what was written under this by-seq key."""
-    found: int = checksum(memoryview(segment)[8:], checksum(key))
-    written = read_i64_be(segment, 0) if len(segment) >= COUNT_END else 0
-    return i64(found - WRAPPED if found >= HALF else found) == written
+    if len(segment) < COUNT_END:
+        return False
+    found: bytes = digest(memoryview(segment)[8:], checksum(key))
+    return read_i64_be(found, 0) == read_i64_be(segment, 0)
 
 
 def read(key: bytes, segment: bytes) -> list[bytes] | None:
@@ -123,21 +129,33 @@ def split(segment: bytes) -> list[bytes]:
     return found
 
 
-def without(records: list[bytes], stale: Any) -> list[bytes]:
-    """Return the records whose seqno is not among those, which are given as bytes."""
-    if not stale:
+def without(records: list[bytes], marks: list[bytes]) -> list[bytes]:
+    """Return the records whose seqno no mark has; both are in the order of their seqnos."""
+    if not marks:
         return records
-    return [record for record in records if record[16:24] not in stale]
+    found: list[bytes] = []
+    at: i64 = 0
+    count: i64 = len(marks)
+    mark = read_i64_be(marks[0], VBUCKET_BYTES) ^ LEAST
+    for record in records:
+        seqno = read_i64_be(record, SEQNO_AT) ^ LEAST
+        while mark < seqno and at < count:
+            at += 1
+            if at < count:
+                mark = read_i64_be(marks[at], VBUCKET_BYTES) ^ LEAST
+        if at == count or mark != seqno:
+            found.append(record)
+    return found
 
 
-def seqnos_upto(keys: Any, last: bytes) -> set[bytes]:
-    """Return the seqnos, as bytes, of the first by-seq keys of a vBucket that are not above one."""
-    found: set[bytes] = set()
+def marks_upto(keys: Any, last: bytes) -> list[bytes]:
+    """Return the first by-seq keys of a vBucket that are not above one."""
+    found: list[bytes] = []
     key: bytes
     for key in keys:
         if key > last:
             break
-        found.add(key[2:10])
+        found.append(key)
     return found
 
 
