@@ -6,28 +6,24 @@ import os
 import shutil
 import signal
 import sqlite3
-import struct
 import subprocess
 import sys
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
-from zlib import crc32
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.client.state_contract import LOG, at, chunk, commit, ring_seqnos
-from uprmc.client.commit_record import pack_record
-from uprmc.client.ring_chunk import pack_entries
-from uprmc.client.ring_columns import RingColumns
-from uprmc.client.ring_rows import SMALL_ENTRIES, SMALL_ROWS_MAX, RowChanges
-from uprmc.client.sqlite_file import APPLICATION_ID
-from uprmc.client.sqlite_state import DIRECT_ENTRIES, FOLD_RECORDS, SqliteState
+from tests.client.state_contract import at, chunk, commit, ring_seqnos
+from uprmc.client import sqlite_state
+from uprmc.client.sqlite_state import APPLICATION_ID, FOLD_RECORDS, ROW_ENTRIES, SqliteState
 from uprmc.client.state import RingChunk, Saved, StateError, StateFull, StateRefused
-from uprmc.model import FailoverEntry, SnapshotRange
+from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
 
 TIMEOUT_S = 60
 NOBODY = 65534
@@ -44,14 +40,26 @@ def opened(where: Path | sqlite3.Connection, **changes: object) -> SqliteState:
 
 
 def made(path: Path) -> Path:
-    """Make a state file with a position and a ring of several pages in it."""
+    """Make a state file with positions, and rings of several pages in rows and in the journal."""
     state = opened(path)
-    ring = [
-        RingChunk(vbucket, [(seqno, b"k" * 90) for seqno in range(1, 65)]) for vbucket in (0, 1)
-    ]
-    commit(state, {0: at(64), 1: at(64)}, ring)
+
+    def ring(first: int) -> list[RingChunk]:
+        entries = [(seqno, b"k" * 90) for seqno in range(first, first + 32)]
+        return [RingChunk(vbucket, entries) for vbucket in (0, 1)]
+
+    commit(state, {0: at(32), 1: at(32)}, ring(1))
+    with folding():
+        commit(state, {0: at(64), 1: at(64)}, ring(33))
     state.close()
     return path
+
+
+@contextmanager
+def folding() -> Iterator[None]:
+    """Have each commit fold the journal of what came before."""
+    with pytest.MonkeyPatch.context() as limits:
+        limits.setattr(sqlite_state, "FOLD_RECORDS", 1)
+        yield
 
 
 def refusal(path: Path, **changes: object) -> str:
@@ -99,9 +107,9 @@ def test_a_state_of_another_number_of_vbuckets_is_refused(path: Path) -> None:
 
 def test_a_layout_of_another_version_is_refused(path: Path) -> None:
     with sqlite3.connect(made(path)) as connection:
-        connection.execute("UPDATE uprmc_state SET version = 6")
+        connection.execute("UPDATE uprmc_state SET version = 7")
     connection.close()
-    assert refusal(path).startswith("its layout has version 6, this program knows 5: use the prog")
+    assert refusal(path).startswith("its layout has version 7, this program knows 6: use the prog")
 
 
 def test_another_applications_database_is_refused(path: Path) -> None:
@@ -239,14 +247,15 @@ def test_a_page_that_was_lost_is_told(path: Path, page: int) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ("UPDATE uprmc_position SET seqno = 65 WHERE vbucket = 1", "a position"),
-        ("UPDATE uprmc_position SET log = x'00'", "a position"),
-        ("UPDATE uprmc_position SET ring_from = 'x'", "a position"),
-        ("UPDATE uprmc_ring SET keys = x'00'", "the ring of vBucket 0"),
-        ("UPDATE uprmc_ring SET last = 'x'", "it"),
-        ("UPDATE uprmc_log SET data = x'00'", "it"),
-        ("UPDATE uprmc_log SET data = zeroblob(length(data))", "it"),
-        ("DELETE FROM uprmc_position", "it"),
+        ("UPDATE uprmc_ring SET data = x'00'", "the ring of vBucket 0"),
+        ("UPDATE uprmc_ring SET data = 'x'", "the ring of vBucket 0"),
+        ("UPDATE uprmc_ring SET entries = 31", "the ring of vBucket 0"),
+        ("UPDATE uprmc_ring SET last = x'ff'", "the ring of vBucket 0"),
+        ("UPDATE uprmc_journal SET data = x'00'", "it"),
+        ("UPDATE uprmc_journal SET data = 7", "it"),
+        ("UPDATE uprmc_journal SET data = zeroblob(length(data))", "it"),
+        ("DELETE FROM uprmc_journal", "it"),
+        ("DELETE FROM uprmc_journal WHERE id = 3", "it"),
         ("DELETE FROM uprmc_state", "it"),
     ],
 )
@@ -343,6 +352,7 @@ def test_a_new_state_on_a_full_disk_is_refused(path: Path) -> None:
 # --- crashes ------------------------------------------------------------------------------------
 
 KEEPS_COMMITTING = """
+    sqlite_state.FOLD_RECORDS = 10
     state = opened(Path(sys.argv[1]))
     last = max((saved.seqno for saved in state.load().values()), default=0)
     for seqno in range(last + 1, last + 10**6):
@@ -384,6 +394,7 @@ def test_a_killed_process_leaves_position_and_ring_of_one_commit(path: Path) -> 
 def test_a_commit_that_is_killed_at_any_step_has_happened_or_not(path: Path) -> None:
     """SQLite tells each of its steps; the process kills itself at one of them."""
     script = """
+        sqlite_state.FOLD_RECORDS = int(sys.argv[3])
         connection = sqlite3.connect(sys.argv[1])
         state = opened(connection)
         left = [int(sys.argv[2])]
@@ -408,10 +419,10 @@ def test_a_commit_that_is_killed_at_any_step_has_happened_or_not(path: Path) -> 
     )
     state.close()
     random = Random(5)
-    for _ in range(10):
+    for turn in range(10):
         copy = path.with_name("copy.db")
         shutil.copy(path, copy)
-        with python(script, copy, random.randrange(1, 150)) as process:
+        with python(script, copy, random.randrange(1, 400), 1 + turn % 2 * 9) as process:
             out, _ = process.communicate(timeout=TIMEOUT_S)
         assert (process.returncode, out) in ((-signal.SIGKILL, ""), (0, "done\n"))
         in_file = sqlite3.connect(copy)
@@ -448,34 +459,65 @@ def test_the_file_tells_whose_it_is(path: Path) -> None:
     assert int.from_bytes(header[68:72], "big") == APPLICATION_ID
 
 
-def test_small_rows_are_packed_into_one_and_large_ones_left_alone(path: Path) -> None:
-    state = opened(path)
-    commit(state, ring=[RingChunk(0, [(n, b"k") for n in range(1, SMALL_ENTRIES + 1)])])
-    first = SMALL_ENTRIES + 1
-    for _ in range(SMALL_ROWS_MAX):
-        commit(state, ring=[chunk(0, *range(first, first + DIRECT_ENTRIES))])
-        first += DIRECT_ENTRIES
-    assert rows(state) == [SMALL_ENTRIES, *[DIRECT_ENTRIES] * SMALL_ROWS_MAX], "as many as may be"
-    commit(state, ring=[chunk(0, *range(first, first + DIRECT_ENTRIES))])
-    assert rows(state) == [SMALL_ENTRIES, DIRECT_ENTRIES * (SMALL_ROWS_MAX + 1)]
-    state.close()
-
-
-def test_a_commit_is_one_row_of_the_log_until_the_log_is_folded(path: Path) -> None:
-    state = opened(path)
+def test_a_commit_is_one_row_of_the_journal_until_that_is_folded(path: Path) -> None:
+    state = opened(path, sync="normal")
     vbuckets = range(8)
-    for seqno in range(1, FOLD_RECORDS + 1):
+    last = FOLD_RECORDS - 1  # the first row is that of the empty state
+    for seqno in range(1, last + 1):
         commit(state, dict.fromkeys(vbuckets, at(seqno)), [chunk(n, seqno) for n in vbuckets])
-    assert count(state, "uprmc_log") == FOLD_RECORDS
+    assert count(state, "uprmc_journal") == FOLD_RECORDS
     assert count(state, "uprmc_ring") == 0
     commit(state, dict.fromkeys(vbuckets, at(9_999)), [chunk(n, 9_999) for n in vbuckets])
-    assert count(state, "uprmc_log") == 1
-    assert rows(state) == [FOLD_RECORDS] * len(vbuckets)
-    assert ring_seqnos(state, 3) == [*range(1, FOLD_RECORDS + 1), 9_999]
+    assert count(state, "uprmc_journal") == 2
+    assert rows(state) == [last] * len(vbuckets)
+    assert ring_seqnos(state, 3) == [*range(1, last + 1), 9_999]
     state.close()
     state = opened(path)
     assert state.load() == dict.fromkeys(vbuckets, at(9_999))
-    assert ring_seqnos(state, 3) == [*range(1, FOLD_RECORDS + 1), 9_999]
+    assert ring_seqnos(state, 3) == [*range(1, last + 1), 9_999]
+    state.close()
+
+
+def test_a_journal_with_many_entries_is_folded(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_state, "FOLD_ENTRIES", 100)
+    state = opened(path)
+    for first in (1, 51, 101):
+        commit(state, ring=[chunk(0, *range(first, first + 50))])
+    assert (count(state, "uprmc_journal"), rows(state)) == (2, [100])
+    assert ring_seqnos(state, 0) == list(range(1, 151))
+    state.close()
+
+
+def test_small_rows_grow_and_large_ones_are_left_alone(path: Path) -> None:
+    state = opened(path)
+    step, first = ROW_ENTRIES // 2, 1
+    with folding():
+        for _ in range(7):
+            commit(state, ring=[chunk(0, *range(first, first + step))])
+            first += step
+    assert rows(state) == [ROW_ENTRIES] * 3
+    assert ring_seqnos(state, 0) == list(range(1, first))
+    state.close()
+
+
+@pytest.mark.parametrize("again", [[4, 5, 6], [1, 9], [9, 2]])
+def test_entries_that_came_before_those_in_rows_are_one_row_with_them(
+    path: Path, again: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_state, "ROW_ENTRIES", 3)
+    state = opened(path)
+    with folding():
+        commit(state, ring=[chunk(0, *range(1, 8))])
+        commit(state, trims={0: 2})
+        commit(state, ring=[chunk(0, seqno) for seqno in again])
+        commit(state)
+    expected = sorted({3, 4, 5, 6, 7, *again})
+    assert ring_seqnos(state, 0) == expected
+    assert state.ring_size(0) == 5 + len(again)
+    assert len(rows(state)) == 1
+    state.close()
+    state = opened(path)
+    assert ring_seqnos(state, 0) == expected
     state.close()
 
 
@@ -489,7 +531,10 @@ def rows(state: SqliteState) -> list[int]:
     return [entries for (entries,) in found]
 
 
-def test_a_ring_that_is_trimmed_does_not_make_the_file_grow(path: Path) -> None:
+def test_a_ring_that_is_trimmed_does_not_make_the_file_grow(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_state, "FOLD_ENTRIES", 4_000)
     state = opened(path, sync="normal")
 
     def turn(first: int) -> None:
@@ -626,99 +671,6 @@ def test_a_state_that_was_closed_says_so(path: Path) -> None:
         commit(state, {0: at(1)})
 
 
-def test_the_position_on_disk_is_what_was_promised(path: Path) -> None:
-    """For those who look at it with SQLite's own tools."""
-    state = opened(path)
-    saved = Saved(110, SnapshotRange(100, 120), LOG, 50, 7)
-    commit(state, {3: saved}, [chunk(3, 110)])
-    state.close()
-    connection = sqlite3.connect(path)
-    (row,) = connection.execute("SELECT * FROM uprmc_position").fetchall()
-    assert row[:6] == (3, 110, 100, 120, 50, 7)
-    assert row[6] == b"".join(n.to_bytes(8, "little") for entry in LOG for n in entry)
-    ((data,),) = connection.execute("SELECT data FROM uprmc_log").fetchall()
-    assert data == pack_record({3: saved}, {}, RingColumns.of([chunk(3, 110)]))
-    connection.close()
-
-
-def test_many_entries_of_one_vbucket_are_a_row_of_the_ring(path: Path) -> None:
-    state = opened(path)
-    many = chunk(3, *range(1, DIRECT_ENTRIES + 1))
-    commit(state, ring=[many])
-    state.close()
-    connection = sqlite3.connect(path)
-    (ring,) = connection.execute("SELECT * FROM uprmc_ring").fetchall()
-    assert ring == (
-        1,
-        3,
-        1,
-        DIRECT_ENTRIES,
-        DIRECT_ENTRIES,
-        pack_entries(*zip(*many.entries, strict=True)),
-    )
-    connection.close()
-
-
-def test_a_layout_without_terms_is_read_and_gets_them(path: Path) -> None:
-    saved = Saved(7, SnapshotRange(7, 7), (FailoverEntry(5, 0),), 3, 2)
-    state = SqliteState(path, name="c", vbuckets=64)
-    state.commit({3: saved}, [], {}, {})
-    state.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("ALTER TABLE uprmc_position DROP COLUMN term")
-        connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
-        connection.execute("DROP TABLE uprmc_log")
-        connection.execute("UPDATE uprmc_state SET version = 1")
-    connection.close()
-    state = SqliteState(path, name="c", vbuckets=64)
-    assert state.load() == {3: saved}
-    state.commit({3: saved._replace(term=4)}, [], {}, {})
-    state.close()
-    state = SqliteState(path, name="c", vbuckets=64)
-    assert state.load()[3].term == 4
-    state.close()
-
-
-def make_version_2(path: Path) -> None:
-    """Make a file as version 2 of the layout left it: without the log."""
-    state = opened(path)
-    commit(state, {3: at(7)}, [chunk(3, *range(1, 101))])
-    state._fold(RowChanges({}, 1, state._entries), {})
-    state._connection.execute("DROP TABLE uprmc_log")
-    state._connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
-    state._connection.execute("UPDATE uprmc_state SET version = 2")
-    state.close()
-
-
-@pytest.mark.parametrize("step", [0, *range(1, 60, 3)])
-def test_a_layout_without_a_log_gets_one_or_stays_as_it_was(path: Path, step: int) -> None:
-    """SQLite tells each of its steps; the upgrade is broken off at one of them."""
-    make_version_2(path)
-    connection = sqlite3.connect(path)
-    left = [step]
-
-    def stop() -> int:
-        left[0] -= 1
-        return not left[0]
-
-    connection.set_progress_handler(stop, 1)
-    with suppress(StateError):
-        opened(connection)
-    connection.close()
-    connection = sqlite3.connect(path)
-    ((version,),) = connection.execute("SELECT version FROM uprmc_state")
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
-    assert (version == 5) == ("uprmc_log" in tables)
-    connection.close()
-    state = opened(path)
-    commit(state, {3: at(101)}, [chunk(3, 101)])
-    state.close()
-    state = opened(path)
-    assert state.load() == {3: at(101)}
-    assert ring_seqnos(state, 3) == list(range(1, 102))
-    state.close()
-
-
 def test_the_id_under_which_a_consumer_is_registered_is_kept(path: Path) -> None:
     state = opened(path)
     first = state.instance
@@ -733,34 +685,66 @@ def test_the_id_under_which_a_consumer_is_registered_is_kept(path: Path) -> None
     state.close()
 
 
-def test_a_layout_without_an_id_gets_one(path: Path) -> None:
-    state = opened(path)
-    state._connection.execute("ALTER TABLE uprmc_state DROP COLUMN instance")
-    state._connection.execute("UPDATE uprmc_state SET version = 3")
-    state.close()
-    state = opened(path)
-    first = state.instance
-    state.close()
-    state = opened(path)
-    assert first
-    assert state.instance == first
-    state.close()
+# --- rows as bytes ------------------------------------------------------------------------------
+
+NUMBERS = st.integers(0, SEQNO_MAX)
+LOGS = st.lists(st.builds(FailoverEntry, NUMBERS, NUMBERS), max_size=3).map(tuple)
+SAVED = st.builds(Saved, NUMBERS, st.builds(SnapshotRange, NUMBERS, NUMBERS), LOGS, *[NUMBERS] * 3)
+POSITIONS = st.dictionaries(st.integers(0, 0xFFFF), SAVED, max_size=3)
+ENTRIES = st.lists(st.tuples(NUMBERS, st.binary(max_size=300)), min_size=1, max_size=20).map(sorted)
 
 
-def test_commits_of_a_layout_without_compact_columns_are_read(path: Path) -> None:
-    state = opened(path)
-    commit(state, {3: at(7)}, [chunk(3, *range(1, 8))])
-    state.close()
-    moved, entries = struct.pack("<I5Q", 3, 9, 9, 9, 0, 0), struct.pack("<IIQH", 3, 1, 9, 5)
-    body = struct.pack("<4I", 1, 0, 1, 1) + moved + entries + b"key-9"
-    with sqlite3.connect(path) as connection:
-        data = struct.pack("<I", crc32(body)) + body
-        connection.execute("INSERT INTO uprmc_log (data) VALUES (?)", (data,))
-        connection.execute("UPDATE uprmc_state SET version = 4")
+@given(POSITIONS, ENTRIES, st.booleans())
+def test_positions_and_keys_of_any_size_come_back(
+    saved: dict[int, Saved], entries: list[tuple[int, bytes]], folds: bool
+) -> None:
+    connection = sqlite3.connect(":memory:")
+    state = opened(connection)
+    commit(state, saved, [RingChunk(7, entries)])
+    if folds:
+        with folding():
+            commit(state)
+    state = opened(connection)
+    assert state.load() == saved
+    assert state.ring_after(7, 0) == sorted({each for each in entries if each[0]})
     connection.close()
+
+
+@pytest.mark.parametrize("table", ["uprmc_journal", "uprmc_ring"])
+def test_a_row_with_any_changed_lost_or_added_byte_is_noticed(path: Path, table: str) -> None:
+    whole = made(path).read_bytes()
+    random = Random(8)
+    for turn in range(60):
+        path.write_bytes(whole)
+        with sqlite3.connect(path) as connection:
+            number, data = random.choice(
+                connection.execute(f"SELECT id, data FROM {table}").fetchall()
+            )
+            place = random.randrange(len(data))
+            changed = bytearray(data)
+            changed[place] ^= random.randrange(1, 256)
+            wrong = (bytes(changed), data[:place], data + b"\0")[turn % 3]
+            connection.execute(f"UPDATE {table} SET data = ? WHERE id = ?", (wrong, number))
+        connection.close()
+        with pytest.raises(StateRefused, match="is torn: move it away"):
+            use_all(path)
+
+
+def test_a_term_or_a_log_that_changes_alone_is_kept(path: Path) -> None:
     state = opened(path)
-    assert state.load() == {3: at(9)}
-    commit(state, {3: at(11)}, [chunk(3, 10, 11)])
-    assert ring_seqnos(state, 3) == [*range(1, 8), 9, 10, 11]
-    assert state.ring_after(3, 7)[0] == (9, b"key-9")
+    first = Saved(7, SnapshotRange(7, 7), (FailoverEntry(5, 3), FailoverEntry(4, 0)), 3, 2)
+    for saved in (first, first._replace(term=4), first._replace(term=4, log=first.log[1:])):
+        commit(state, {3: saved})
+        state.close()
+        state = opened(path)
+        assert state.load() == {3: saved}
+    state.close()
+
+
+def test_a_small_commit_takes_few_bytes(path: Path) -> None:
+    state = opened(path)
+    commit(state, dict.fromkeys(range(64), at(300)), [chunk(n, 300) for n in range(64)])
+    commit(state, dict.fromkeys(range(64), at(301)), [chunk(n, 301) for n in range(64)])
+    ((size,),) = state._connection.execute("SELECT length(data) FROM uprmc_journal WHERE id = 3")
+    assert size < 64 * (1 + 2 + 1 + 1 + 2 + 1 + len(b"key-301")) + 120
     state.close()

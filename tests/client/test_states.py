@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-import tempfile
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.client.state_contract import StateContract, at
-from uprmc.client import ring_rows, sqlite_state
+from uprmc.client import sqlite_state
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, RingChunk, StateStore
 from uprmc.model import SEQNO_MAX
@@ -71,27 +71,21 @@ STEPS = st.lists(COMMITS | st.sets(VBUCKETS, max_size=2) | st.just("reopen"), ma
 
 @given(STEPS)
 def test_sqlite_answers_as_the_model_does(steps: list[object]) -> None:
-    with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as limits:
-        limits.setattr(ring_rows, "SMALL_ROWS_MAX", 3)
-        limits.setattr(sqlite_state, "DIRECT_ENTRIES", 3)
+    with closing(sqlite3.connect(":memory:")) as place, pytest.MonkeyPatch.context() as limits:
+        limits.setattr(sqlite_state, "ROW_ENTRIES", 3)
         limits.setattr(sqlite_state, "FOLD_ENTRIES", 8)
         limits.setattr(sqlite_state, "FOLD_RECORDS", 3)
-        path = Path(directory) / "state.db"
-        model, state = MemoryState(), sqlite(path)
-        try:
-            for step in steps:
-                if step == "reopen":
-                    state.close()
-                    state = sqlite(path)
-                elif isinstance(step, set):
-                    model.forget(step)
-                    state.forget(step)
-                elif isinstance(step, tuple):
-                    model.commit(*step)
-                    state.commit(*step)
-                _check_same(model, state)
-        finally:
-            state.close()
+        model, state = MemoryState(), sqlite(place)
+        for step in steps:
+            if step == "reopen":
+                state = sqlite(place)
+            elif isinstance(step, set):
+                model.forget(step)
+                state.forget(step)
+            elif isinstance(step, tuple):
+                model.commit(*step)
+                state.commit(*step)
+            _check_same(model, state)
 
 
 def _check_same(model: StateStore, state: StateStore) -> None:

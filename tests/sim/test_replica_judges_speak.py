@@ -23,8 +23,7 @@ from uprmc.client.follow import Follower
 from uprmc.client.nodes import Nodes
 from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
-from uprmc.client.ring_columns import BOUNDARY
-from uprmc.client.state import MemoryState
+from uprmc.client.state import BOUNDARY, MemoryState
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine import history as history_module
 from uprmc.engine import replica as replica_module

@@ -16,8 +16,14 @@ from typing import Any
 from uprmc.client.ask import Task
 from uprmc.client.handler import Handler
 from uprmc.client.position import Place, Position
-from uprmc.client.ring_columns import BOUNDARY, RingColumns
-from uprmc.client.state import MemoryState, RingChunk, Saved, StateStore
+from uprmc.client.state import (
+    BOUNDARY,
+    MemoryState,
+    RingChunk,
+    RingColumns,
+    Saved,
+    StateStore,
+)
 from uprmc.model import FailoverLog
 from uprmc.remote.batch import Batch
 

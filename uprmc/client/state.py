@@ -14,8 +14,8 @@ Source: systems reference g.2, g.3; acceptance rows D13, D44, D45, D48.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, Protocol
 
 from uprmc.client.errors import ClientError
@@ -59,6 +59,64 @@ class RingChunk(NamedTuple):
 
     vbucket: int
     entries: Sequence[tuple[int, bytes]]
+
+
+#: Key of the ring entry that marks the end of a snapshot.
+BOUNDARY = b""
+
+
+class RingColumns:
+    """Chunks of one commit as columns: built and packed without an object for each vBucket.
+
+    Chunks follow one another: a vBucket and how many entries it has, then the next; a vBucket may
+    have several, by rising seqno. The end of a snapshot is a chunk with one entry, `BOUNDARY`.
+    """
+
+    __slots__ = ("keys", "lengths", "seqnos", "vbuckets")
+
+    def __init__(
+        self,
+        vbuckets: list[int] | None = None,
+        lengths: list[int] | None = None,
+        seqnos: list[int] | None = None,
+        keys: list[bytes] | None = None,
+    ) -> None:
+        """Begin with columns, or with nothing: `vbuckets` and `lengths` are of chunks."""
+        self.vbuckets = vbuckets or []
+        self.lengths = lengths or []
+        self.seqnos = seqnos or []
+        self.keys = keys or []
+
+    @classmethod
+    def of(cls, chunks: Iterable[RingChunk]) -> RingColumns:
+        """Return the columns of chunks; empty ones are left out."""
+        if isinstance(chunks, cls):
+            return chunks
+        found = cls()
+        for vbucket, entries in chunks:
+            if entries:
+                found.add(vbucket, *zip(*entries, strict=True))
+        return found
+
+    def add(self, vbucket: int, seqnos: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Add a chunk that is not empty."""
+        self.vbuckets.append(vbucket)
+        self.lengths.append(len(seqnos))
+        self.seqnos += seqnos
+        self.keys += keys
+
+    def add_boundaries(self, vbuckets: Sequence[int], ends: Sequence[int]) -> None:
+        """Add ends of snapshots, one for each of some vBuckets."""
+        self.vbuckets += vbuckets
+        self.lengths += [1] * len(ends)
+        self.seqnos += ends
+        self.keys += [BOUNDARY] * len(ends)
+
+    def __iter__(self) -> Iterator[RingChunk]:
+        ranges = pairwise(accumulate(self.lengths, initial=0))
+        for vbucket, (start, end) in zip(self.vbuckets, ranges, strict=True):
+            entries = zip(self.seqnos[start:end], self.keys[start:end], strict=True)
+            yield RingChunk(vbucket, list(entries))
 
 
 class StateStore(Protocol):

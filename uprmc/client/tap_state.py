@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from zlib import crc32
 
-from uprmc.client.sqlite_file import open_file, told
+from uprmc.client.sqlite_state import in_plain_words, open_file
 from uprmc.client.state import StateError, StateRefused
 
 #: "UPRt", so that ``file`` and SQLite's tools can tell whose it is.
@@ -51,7 +51,7 @@ class TapState:
         self._place = os.path.abspath(path)
         self._connection = open_file(self._place, "full", _LOCK_TIMEOUT_S, APPLICATION_ID)
         try:
-            with told(self._place, StateRefused):
+            with in_plain_words(self._place, StateRefused):
                 self._recognise()
         except BaseException:
             self.close()
@@ -78,7 +78,7 @@ class TapState:
         Raises:
             StateRefused: one of them is torn.
         """
-        with told(self._place, StateRefused):
+        with in_plain_words(self._place, StateRefused):
             rows = self._connection.execute("SELECT name, document, crc FROM tap_client").fetchall()
         for name, document, crc in rows:
             whole = isinstance(name, bytes) and isinstance(document, bytes)
@@ -102,7 +102,7 @@ class TapState:
             for name, document in documents.items()
             if document is not None
         ]
-        with told(self._place):
+        with in_plain_words(self._place):
             try:
                 connection.execute("BEGIN IMMEDIATE")
                 connection.executemany("DELETE FROM tap_client WHERE name = ?", gone)

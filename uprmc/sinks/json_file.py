@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from uprmc.client.handler import Document
-from uprmc.client.sqlite_file import told
-from uprmc.client.sqlite_state import SqliteState
+from uprmc.client.sqlite_state import SqliteState, in_plain_words
 from uprmc.client.state import StateRefused
 from uprmc.jobs.files import sync
 from uprmc.remote.batch import Batch
@@ -58,10 +57,10 @@ class JsonFile(Sink):
         position = f"{self._path}.position"
         if not os.path.exists(position):
             self._check_new()
-        with told(position, StateRefused):
+        with in_plain_words(position, StateRefused):
             self._database = _opened(position)
         try:
-            with told(position, StateRefused):
+            with in_plain_words(position, StateRefused):
                 self._learn()
             with self._told(SinkRefused):
                 self._cut()

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from uprmc.client.handler import SET, Change, Document
-from uprmc.client.sqlite_file import told
-from uprmc.client.sqlite_state import SqliteState
+from uprmc.client.sqlite_state import SqliteState, in_plain_words
 from uprmc.client.state import StateRefused
 from uprmc.remote.batch import Batch
 from uprmc.sinks.sink import Sink
@@ -43,12 +42,12 @@ class SqliteMirror(Sink):
     def __init__(self, path: str | os.PathLike[str], *, name: str = "sqlite-mirror") -> None:
         super().__init__()
         place = os.path.abspath(path)
-        with told(place, StateRefused):
+        with in_plain_words(place, StateRefused):
             self._database = sqlite3.connect(
                 place, timeout=_LOCK_TIMEOUT_S, check_same_thread=False
             )
         try:
-            with told(place, StateRefused):
+            with in_plain_words(place, StateRefused):
                 self._database.execute("PRAGMA journal_mode = WAL")
                 self._database.execute(_TABLE)
                 self._database.execute(f"SELECT {_COLUMNS} FROM documents LIMIT 0")
