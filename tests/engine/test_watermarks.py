@@ -240,7 +240,7 @@ def test_a_lifetime_is_at_most_that_of_its_kind(kind: Kind, asked: int, granted:
     assert row(node).lifetime_s == granted
 
 
-@pytest.mark.parametrize("step_s", [30 * 86_400, -30 * 86_400])
+@pytest.mark.parametrize("step_s", [30 * 86_400, -30 * 86_400, 5, -5])
 def test_a_clock_that_is_set_ends_no_lifetime_and_prolongs_none(step_s: int) -> None:
     node = filled(1)
     report(node, 1, lifetime_s=100)

@@ -113,7 +113,7 @@ class Bucket:
         self.evictor = Evictor(
             self.vbuckets.values, self.account, self.stats, settings.memory.pager_slice
         )
-        self.watermarks = Watermarks(self.flusher, clock, settings.purge)
+        self.watermarks = Watermarks(self.flusher, clock, self.steady, settings.purge)
         self.watermarks.on_event = lambda name, fields: self.on_event(name, fields)
         self.numbered: dict[int, int] = {}
         self.limits = PurgeLimits(self.flusher, self.watermarks, self.numbered)
@@ -402,7 +402,6 @@ class Bucket:
             self._clock_was_set(step, int(now))
         self.account.timeline.look(now, self.clock.monotonic())
         self.account.tell_time(now)
-        self.watermarks.follow_clock()
         self.watermarks.tell_events()
         if self._flush_at is not None and self._flush_at <= self.steady.now():
             self._flush_at = None
@@ -419,6 +418,7 @@ class Bucket:
         if self._flush_at is not None and self._flush_at <= latest:
             self._flush_at += step
         self.expirer.begin_anew()
+        self.watermarks.clock_was_set(step)
         self.on_event("clock_set", {"seconds": step})
 
     @property

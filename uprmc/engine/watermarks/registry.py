@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
 from uprmc.engine.disposal import Record
+from uprmc.engine.expiry import SteadyClock
 from uprmc.engine.flusher import Flusher
 from uprmc.engine.purge_rule import shown
 from uprmc.engine.tombstone_count import Amount
@@ -36,10 +37,6 @@ from uprmc.storage.interface import Store
 
 #: States of vBuckets that are filled from a source: their rows are the source's.
 _FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
-
-
-#: A wall clock that differs by so much from the time that has passed was set.
-_STEP_S = 60.0
 
 
 class Reported(NamedTuple):
@@ -92,10 +89,11 @@ class Watermarks:
         on_event: called with the name of an event and its fields.
     """
 
-    def __init__(self, flusher: Flusher, clock: Clock, settings: PurgeSettings) -> None:
+    def __init__(
+        self, flusher: Flusher, clock: Clock, steady: SteadyClock, settings: PurgeSettings
+    ) -> None:
         self._flusher = flusher
-        self._clock = clock
-        self._time = clock.now(), clock.monotonic()
+        self._now = steady.now  # a step of the wall clock ends no lifetime
         self._settings = settings
         self._tables: dict[int, WatermarkTable] = {}
         self._dropped = Dropped()
@@ -106,22 +104,10 @@ class Watermarks:
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         flusher.on_drop = self._drop
 
-    def _now(self) -> float:
-        """Return the time that lifetimes are measured with: a step of the wall clock ends none."""
-        wall, monotonic = self._time
-        return wall + self._clock.monotonic() - monotonic
-
-    def follow_clock(self) -> None:
-        """Follow the wall clock, which dates the rows; call it a few times a second.
-
-        When it is set, all rows are dated anew, so that each lives as long as it would have.
-        """
-        step_s = self._clock.now() - self._now()
-        self._time = self._clock.now(), self._clock.monotonic()
-        if abs(step_s) < _STEP_S:
-            return
+    def clock_was_set(self, step_s: int) -> None:
+        """Date all rows by the wall clock as it is now: each lives as long as it would have."""
         for number, table in self._tables.items():
-            if table.redate(int(step_s)):
+            if table.redate(step_s):
                 self.storing.write(number)
 
     def load(self, store: Store, number: int) -> None:
