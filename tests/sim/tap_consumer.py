@@ -296,12 +296,17 @@ class TapConsumer:
         }
 
     def followed(self) -> bool:
-        """Tell whether its present connection has brought everything that it must."""
-        if self._connection is None:
+        """Tell whether its present connection has brought everything that it must.
+
+        Then the newest item must ask for an answer, since nothing follows; after the next connect
+        the end of a backfill is the newest message, which asks in any case.
+        """
+        connection = self._connection
+        if connection is None:
             return False
         if self.kind.dumps:
             return True
-        return not any(map(self.difference, self._sure()))
+        return connection.judge.idle_ok and not any(map(self.difference, self._sure()))
 
     def settled(self) -> bool:
         """Tell whether it holds everything, and the server has nothing more to say."""

@@ -26,7 +26,10 @@ from tests.sim.tap_master import Manners, TapMaster
 from tests.sim.tap_node import TapNode
 from tests.sim.tap_plan import SETTINGS as TAP
 from tests.sim.upr_truth import Truth
-from tests.sim.world import World
+from tests.sim.world import STEPS_MAX, World
+
+#: With a window of one item, hundreds of them take a round trip each.
+_MASTERS_STEPS_MAX = 4 * STEPS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,13 +168,13 @@ class PushRun(Judged[PushPlan]):
         self.master.working = False
 
     def _rest(self) -> None:
-        self._until(self.master.settled, "master", self.master.standing)
+        self._until_master_settled()
         self.master.close_checkpoints()
-        self._until(self.master.settled, "master", self.master.standing)
+        self._until_master_settled()
         if self.plan.promoted:
             for number in range(self.plan.vbuckets):
                 self.master.promote(number)
-            self._until(self.master.settled, "master", self.master.standing)
+            self._until_master_settled()
         self._until(self._level, "nodes", self._standing)
         state = codec.ACTIVE if self.plan.promoted else codec.REPLICA
         for number in range(self.plan.vbuckets):
@@ -185,6 +188,9 @@ class PushRun(Judged[PushPlan]):
             for link in list(node.links):
                 link.cut()
             node.judge_freed()
+
+    def _until_master_settled(self) -> None:
+        self._until(self.master.settled, "master", self.master.standing, _MASTERS_STEPS_MAX)
 
     def _level(self) -> bool:
         if not all(node.quiet for node in self.nodes):
