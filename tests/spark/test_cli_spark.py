@@ -1,4 +1,4 @@
-"""What all verbs of ``uprmc spark`` share: imports, missing packages and Java, progress."""
+"""What all bulk verbs share: imports, missing packages and Java, progress."""
 
 from __future__ import annotations
 
@@ -40,27 +40,13 @@ def test_a_verb_that_does_not_exist_is_told_with_the_nearest(
     assert hint in err
 
 
-@pytest.mark.parametrize(("verb", "now"), [("backup", "backup"), ("feed", "export")])
-def test_a_former_name_still_works_after_a_line_that_says_the_new_one(
-    verb: str, now: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["spark", verb, "--help"]) == 0
-    told = capsys.readouterr()
-    assert "--engine" in told.out
-    assert told.err.startswith(f"uprmc: 'uprmc spark {verb}' is now 'uprmc {now}'")
-    assert told.err.count("\n") == 1
-    assert run(["--help"]) == 0
-    assert "spark " not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("words", "engine"),
     [
         (["backup"], "local"),
         (["backup", "--engine", "spark"], "spark"),
         (["backup", "--master", "local[1]"], "spark"),
-        (["spark", "backup"], "spark"),
-        (["spark", "backup", "--engine", "local"], "local"),
+        (["backup", "--master", "local[1]", "--engine", "local"], "local"),
     ],
 )
 def test_verbs_run_without_spark_unless_it_is_asked_for(

@@ -221,10 +221,8 @@ class Common:
         self.showing = {name: given.pop(name) for name in _SHOWING_NAMES}
 
     def _usual_engine(self) -> str:
-        group = click.get_current_context().parent
         of_spark = any(self.running[name] for name in ("master", "remote", "conf"))
-        formerly = group is not None and group.info_name == "spark"
-        return "spark" if of_spark or formerly else "local"
+        return "spark" if of_spark else "local"
 
     @property
     def engine(self) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 
-from uprmc.cli.former_names import warn
 from uprmc.cli.lifeline import Lifeline
 from uprmc.cli.node_access import login_options, tls_options, with_options
 from uprmc.cli.serve import from_pairs
@@ -83,7 +82,7 @@ def serve(
         given["server.views"] = views
 
     def read_settings() -> Settings:
-        return load(config, os.environ, given, warn)
+        return load(config, os.environ, given)
 
     if listen_fd is not None and views is not None:
         raise ConfigError("--listen-fd and --views: say one of them")

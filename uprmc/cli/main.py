@@ -15,7 +15,6 @@ from typing import Any
 
 import click
 
-from uprmc.cli.former_names import renamed
 from uprmc.cli.usage import in_one_line, verb_meant, with_options_named
 from uprmc.errors import ConfigError, Interrupted, StoreRefused, UprmcError
 
@@ -65,7 +64,6 @@ _VERBS = {
     "restore": "restore:restore",
     "verify": "verify:verify",
     "tap-adapter": "tap_adapter:tap_adapter",
-    "spark": "spark:spark",
     "compact": "compact:compact",
     "check": "check:check",
     "data": "data:data",
@@ -91,7 +89,7 @@ SECTIONS = {
     "Replicas and data centres": (
         *("replicate", "takeover", "failover", "failover-log", "vbucket", "xdcr", "tap-adapter"),
     ),
-    "Files and backups": ("load", "backup", "restore", "verify", "spark"),
+    "Files and backups": ("load", "backup", "restore", "verify"),
     "Help": ("help", "manual", "completion", "version"),
 }
 
@@ -133,7 +131,7 @@ class _Verbs(click.Group):
             meant = verb_meant(name, list(_VERBS))
             hint = f"did you mean {meant}?" if meant else "'uprmc --help' lists them"
             raise click.UsageError(f"there is no verb {name!r}: {hint}", ctx)
-        return super().resolve_command(ctx, [name, *renamed(name, args[1:])])
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -12,7 +12,6 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import PLACE
-from uprmc.cli.former_names import warn
 from uprmc.cli.memcached_options import ServeCommand, add_options, taken_from
 from uprmc.client.connection import NodeConnection
 from uprmc.config import Loaded, Settings, load_with_origins
@@ -93,7 +92,7 @@ def serve(
     log level and the TLS files again.
     """
     given, names = given_by_options(changes, options)
-    return _Server(lambda: load_with_origins(config, os.environ, given, names, warn), source).run()
+    return _Server(lambda: load_with_origins(config, os.environ, given, names), source).run()
 
 
 def given_by_options(

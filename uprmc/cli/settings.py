@@ -10,7 +10,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from uprmc.cli.former_names import warn
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.serve import from_pairs
 from uprmc.client.connection import NodeError
@@ -67,7 +66,7 @@ Rows = list[dict[str, Any]]
 def _of_sources(config: Path | None, changes: tuple[str, ...]) -> Rows:
     given = from_pairs(changes)
     names = dict.fromkeys(given, "--set")
-    found, origins = load_with_origins(config, os.environ, given, names, warn)
+    found, origins = load_with_origins(config, os.environ, given, names)
     return [
         {"name": name, "value": value, "origin": origins.get(name, DEFAULT)}
         for name, value in values_of(found)

@@ -10,7 +10,6 @@ import click
 
 from uprmc import units
 from uprmc.cli.arguments import PLACE, Read
-from uprmc.cli.former_names import warn
 from uprmc.cli.serve import from_pairs
 from uprmc.config import GIB, KIB, Settings, load
 
@@ -97,7 +96,7 @@ def tap_adapter(
     def read_settings() -> Settings:
         return load(config, os.environ, given)
 
-    load(config, os.environ, given, warn)  # what is wrong is said before anything begins
+    read_settings()  # what is wrong is said before anything begins
 
     # The reactor and all that hangs on it are imported here, so that other verbs start fast.
     from uprmc.server.reactor import install

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,14 +28,6 @@ _OF_VERBS = frozenset(
     }
 )
 
-
-#: Settings that have another name now.
-_FORMER_NAMES = {"engine.compaction_slice": "purge.batch_items"}
-
-
-#: Values that have another name now.
-_FORMER_VALUES = {"tap.rollback": {"correct": "rewind", "reset": "restart"}}
-
 #: Where a setting comes from that nothing changes, and one from an option that names none.
 DEFAULT = "default"
 _OPTION = "option"
@@ -60,8 +52,7 @@ def variable_of(name: str) -> str:
 
 def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     """Pick ``UPRMC_SECTION_NAME`` variables; one that names no setting is refused."""
-    names = [*(info.name for info in describe()), *_FORMER_NAMES]
-    known = {variable_of(name): name for name in names}
+    known = {variable_of(info.name): info.name for info in describe()}
     found: dict[str, Any] = {}
     for variable, value in environment.items():
         if not variable.startswith("UPRMC_") or variable in _OF_VERBS:
@@ -74,21 +65,11 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _unheard(_: str) -> None:
-    """Take a warning that is of no interest."""
-
-
 def load(
-    file: Path | None,
-    environment: Mapping[str, str],
-    options: Mapping[str, Any],
-    warn: Callable[[str], None] = _unheard,
+    file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]
 ) -> Settings:
-    """Combine file, environment and command line options, later ones winning.
-
-    `warn` is called with a line about each setting and each value that has another name now.
-    """
-    return load_with_origins(file, environment, options, warn=warn).settings
+    """Combine file, environment and command line options, later ones winning."""
+    return load_with_origins(file, environment, options).settings
 
 
 def load_with_origins(
@@ -96,7 +77,6 @@ def load_with_origins(
     environment: Mapping[str, str],
     options: Mapping[str, Any],
     option_names: Mapping[str, str] | None = None,
-    warn: Callable[[str], None] = _unheard,
 ) -> Loaded:
     """Do the same as `load`, and tell where each value comes from.
 
@@ -105,15 +85,7 @@ def load_with_origins(
     changes: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, value, origin in _given(file, environment, options, option_names or {}):
-        if name in _FORMER_NAMES:
-            warn(f"{name} is now {_FORMER_NAMES[name]}")
-        present = _FORMER_NAMES.get(name, name)
-        changes[present], origins[present] = value, origin
-    for name, former in _FORMER_VALUES.items():
-        given = changes.get(name)
-        if isinstance(given, str) and given in former:
-            changes[name] = former[given]
-            warn(f"{given!r} of {name} is now {former[given]!r}")
+        changes[name], origins[name] = value, origin
     in_files = {name: origin for name, origin in origins.items() if not _is_option(origin)}
     return Loaded(build(changes, in_files), origins)
 
