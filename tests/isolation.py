@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 
-from uprmc.cli.client_file import default_path
+from uprmc.cli.node_access import default_path
 
 _OF_VERBS = ("NODE", "VIEWS", "TLS", "TLS_CA", "NO_TLS_VERIFY", "USER", "PASSWORD_FILE", "TIMEOUT")
 

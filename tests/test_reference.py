@@ -21,7 +21,7 @@ from uprmc.protocol.opcodes import Opcode
 from uprmc.server.log_events import EVENTS
 
 _LEVEL_OF = {"failure": "error"}
-_CALL = r'\b(?:_log|events)\.(debug|info|warn|error|failure)\(\s*"(\w+)"'
+_CALL = r'\.(debug|info|warn|error|failure)\(\s*"(\w+)"'
 
 
 def test_every_page_is_written_and_linked_from_the_page_about_the_reference(tmp_path: Path) -> None:
@@ -71,14 +71,15 @@ def events_in_the_code() -> set[tuple[str, str]]:
         text = path.read_text(encoding="utf-8")
         for event in re.findall(r'\b_?on_event\(\s*"(\w+)"', text):
             found.add((f"event.{event}", EVENTS[f"event.{event}"].level))
-        section = "node" if path.name == "signals.py" else None
-        if log := re.search(r'^_log = Log\("(\w+)"\)', text, re.M):
-            section = log[1]
-        if section is None:
-            continue
-        calls = re.findall(_CALL, text)
-        assert len(calls) == len(re.findall(r"(?<!\.)\b(?:_log|events)\.", text)), path
-        found |= {(f"{section}.{event}", _LEVEL_OF.get(level, level)) for level, event in calls}
+        logs = re.findall(r'^(_\w*log) = Log\("(\w+)"\)', text, re.M)
+        if path.parts[-2:] == ("cli", "process.py"):
+            logs.append(("events", "node"))
+        for log, section in logs:
+            calls = re.findall(rf"(?<!\.)\b{log}{_CALL}", text)
+            assert len(calls) == len(re.findall(rf"(?<!\.)\b{log}\.", text)), path
+            found |= {(f"{section}.{event}", _LEVEL_OF.get(level, level)) for level, event in calls}
+        for section, level, event in re.findall(rf'(?<!`)\bLog\("(\w+)"\){_CALL}', text):
+            found.add((f"{section}.{event}", _LEVEL_OF.get(level, level)))
     return found
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.cli.here import runner
 from tests.codec.frames import Frame, reply
 from tests.codec.node import ScriptedNode
-from uprmc.cli.latencies import Latencies
+from uprmc.cli.bench_load import Latencies
 
 GET, SET, ALL_SEQNOS, CLUSTER_CONFIG = 0x00, 0x01, 0x48, 0xB5
 TEMPORARY_FAILURE = 0x86

@@ -13,8 +13,8 @@ from tests.cli.here import Here, runner
 from tests.cli.support import uprmc as process
 from tests.login.files import password_file, users_file
 from tests.server.certificates import make_certificate
-from uprmc.cli.client_file import KEYS
 from uprmc.cli.main import uprmc
+from uprmc.cli.node_access import KEYS
 
 #: Verbs that talk to no node, or start one themselves.
 _WITHOUT_A_NODE = {

@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import sys, threading, time
-from uprmc.cli.lifeline import Lifeline
+from uprmc.cli.index_serve import Lifeline
 lifeline = Lifeline(grace_s=float(sys.argv[2]))
 if sys.argv[1] == "orderly":
     stopped = threading.Event()

@@ -13,9 +13,9 @@ import pytest
 from interop.server_process import start_uprmc
 from tests.cli.support import Ended, listeners, uprmc
 from tests.server.certificates import make_certificate
+from uprmc.cli.help import contexts
 from uprmc.cli.main import run
 from uprmc.cli.main import uprmc as verbs
-from uprmc.cli.manual import contexts
 
 
 def here(capsys: pytest.CaptureFixture[str], *arguments: object) -> Ended:

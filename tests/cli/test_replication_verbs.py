@@ -20,7 +20,7 @@ from interop.wire import OK, SET, Wire, frame, store
 from tests.cli.fake_node import CLOSE, FakeNode
 from tests.cli.here import Here, runner
 from tests.cli.support import listeners, uprmc
-from uprmc.cli.replica_node import Following
+from uprmc.cli.replicas import Following
 
 VBUCKETS = 8
 STAT = 0x10

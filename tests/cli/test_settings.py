@@ -13,8 +13,7 @@ import pytest
 from interop.server_process import start_uprmc
 from interop.wire import Wire
 from tests.cli.here import Here, runner
-from uprmc.cli.memcached_options import ADVICE, IGNORED, MEANT
-from uprmc.cli.serve import given_by_options, serve
+from uprmc.cli.serve import ADVICE, IGNORED, MEANT, given_by_options, serve
 from uprmc.config import Settings, describe, load, values_of
 
 

@@ -11,8 +11,7 @@ from rich.console import Console
 from tests.cli.here import runner
 from tests.codec.frames import Frame
 from tests.codec.node import ScriptedNode
-from uprmc.cli.top_sample import Reading, sample
-from uprmc.cli.top_screen import line, screen
+from uprmc.cli.top import Reading, line, sample, screen
 
 
 class _Silent(ScriptedNode):

@@ -17,8 +17,7 @@ from tests.cli.here import runner
 from tests.cli.support import uprmc
 from tests.codec.frames import Frame
 from tests.codec.node import ScriptedNode
-from uprmc.cli.memory_why import memory_of, sentences
-from uprmc.cli.stats import BY_VBUCKET, GROUPS
+from uprmc.cli.stats import BY_VBUCKET, GROUPS, memory_of, sentences
 from uprmc.config import describe
 from uprmc.server import statistics
 

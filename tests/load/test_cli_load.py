@@ -172,7 +172,7 @@ def test_a_password_is_in_no_report_and_no_message(
     path, journal = lines(tmp_path, 1), tmp_path / "journal"
     secret = tmp_path / "secret"
     secret.write_text("sesame\n")
-    how = ("--key", "id", "--value", "text", "--username", "u", "--password-file", secret)
+    how = ("--key", "id", "--value", "text", "--user", "u", "--password-file", secret)
     code = load(path, *how, "--resume", journal, "--json", node=node)
     out, err = capsys.readouterr()
     # Nodes know no login yet.

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.bulk.cli_run import ROOT, uprmc
-from uprmc.cli import bulk_options
-from uprmc.cli.bulk_progress import Shown, line_of
-from uprmc.cli.bulk_run import running
+from uprmc.cli import bulk
+from uprmc.cli.bulk import Shown, line_of, running
 from uprmc.cli.main import run
 from uprmc.columnar.errors import Unreachable
 from uprmc.errors import ConfigError
@@ -58,7 +57,7 @@ def test_verbs_run_without_spark_unless_it_is_asked_for(
         asked.append(engine)
         raise ConfigError("enough")
 
-    monkeypatch.setattr(bulk_options, "engine_of", engine_of)
+    monkeypatch.setattr(bulk, "engine_of", engine_of)
     assert run([*words, str(tmp_path / "backup")]) == 2
     assert asked == [engine]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from uprmc import places, units
+from uprmc.errors import ConfigError
 from uprmc.remote import ranges
 
 if TYPE_CHECKING:
@@ -140,3 +141,16 @@ PREFIX = Read(prefix_of, "TEXT")
 def each_once(numbers: Iterable[Iterable[int]]) -> list[int]:
     """Return all numbers of several sets, in order."""
     return sorted({number for some in numbers for number in some})
+
+
+def from_pairs(pairs: tuple[str, ...]) -> dict[str, str]:
+    """Return what ``--set`` options say; raises `ConfigError` for one that says nothing."""
+    changes = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals:
+            raise ConfigError(f"--set {pair!r}: say --set section.name=value")
+        if name.strip() in changes:
+            raise ConfigError(f"--set {name.strip()} is given twice: say it once")
+        changes[name.strip()] = value.strip()
+    return changes

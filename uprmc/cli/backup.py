@@ -1,4 +1,7 @@
-"""``uprmc backup``: everything at one moment, then what changed. Work: `backup.backups`."""
+"""``uprmc backup``, ``restore`` and ``verify``: what nodes have, kept in files, put back, compared.
+
+The work: `uprmc.backup`.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from uprmc.cli.arguments import VBUCKETS, seconds, whole
-from uprmc.cli.bulk_options import RATE, BulkVerb, Common, common
-from uprmc.cli.bulk_run import running
-from uprmc.cli.shown import size_text
-from uprmc.columnar.errors import BackupDamaged, BadOption
+from uprmc.cli.arguments import NAMES, VBUCKETS, seconds, whole
+from uprmc.cli.bulk import (
+    DRY_RUN,
+    PREFIX,
+    RATE,
+    RESUME,
+    BulkVerb,
+    Common,
+    bad_rows,
+    common,
+    on_error_of,
+    running,
+)
+from uprmc.cli.shown import rounded_size, table
+from uprmc.columnar.errors import BackupDamaged, BadOption, BadRow, Differences
+from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.progress import Step
 
 if TYPE_CHECKING:
     from uprmc.backup.backups import Kind
     from uprmc.backup.checking import Listing
+
 
 _EPILOG = """\b
 Examples:
@@ -82,20 +97,20 @@ class _Shown:
     def summary(self) -> str:
         """Return it for people."""
         listing = self._listing
-        lines = [("chain", "number", "kind", "began", "rows", "deletions", "on disk", "state")]
+        rows = [("chain", "number", "kind", "began", "rows", "deletions", "on disk", "state")]
         whole = "complete" if listing.contents else "not read"
         for each in listing.increments:
             number = "" if each.number is None else str(each.number)
-            sizes = (f"{each.rows:,}", f"{each.deletes:,}", size_text(each.file_bytes))
+            sizes = (f"{each.rows:,}", f"{each.deletes:,}", rounded_size(each.file_bytes))
             state = "damaged" if each.problem else whole
-            lines.append((each.chain, number, each.kind, each.began, *sizes, state))
+            rows.append((each.chain, number, each.kind, each.began, *sizes, state))
         for path in listing.unfinished:
             place = Path(path)
-            lines.append((place.parent.name, place.name, "", "", "", "", "", "not finished"))
-        widths = [max(len(line[at]) for line in lines) for at in range(len(lines[0]) - 1)]
-        texts = ["  ".join([*map(str.ljust, line[:-1], widths), line[-1]]) for line in lines]
+            rows.append((place.parent.name, place.name, "", "", "", "", "", "not finished"))
         problems = {each.chain: each.problem for each in listing.increments if each.problem}
-        return "\n".join([*texts, *(f"{name}: {problem}" for name, problem in problems.items())])
+        return "\n".join(
+            [table(rows), *(f"{name}: {problem}" for name, problem in problems.items())]
+        )
 
 
 class BackupVerb(BulkVerb):
@@ -197,3 +212,200 @@ def _afterwards(step: Step | None) -> str:
     if step is None:
         return "nothing was read yet"
     return "this increment does not count; the same command makes it again"
+
+
+# --- restore --------------------------------------------------------------------------------------
+
+
+_RESTORE_EPILOG = """\b
+Examples:
+  uprmc restore /backups/users --node 10.0.0.2:11210
+  uprmc restore /backups/users --at 3 --prefix user: --dry-run
+  uprmc restore /backups/users --force          # after an accident
+"""
+
+
+@click.command(cls=BulkVerb, epilog=_RESTORE_EPILOG)
+@click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR"
+)
+@click.option(
+    "--at", type=whole(), help="Number of the increment to restore. By default the newest."
+)
+@click.option("--chain", metavar="NAME", help="Directory of the chain. By default the newest.")
+@click.option(
+    "--mode",
+    type=click.Choice(["append-meta", "upsert"]),
+    default="append-meta",
+    show_default=True,
+    help="append-meta: keep revisions and CAS; newer versions at the nodes win. upsert: store new "
+    "documents.",
+)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Let the backup win over newer versions at the nodes, such as what was deleted or "
+    "overwritten by accident. It is written with a new revision, so that replicas and linked "
+    "clusters get it, too.",
+)
+@click.option(
+    "--vbuckets", type=VBUCKETS, help="Restore only these vBuckets, as the backup numbers them."
+)
+@PREFIX
+@click.option(
+    "--no-check", is_flag=True, help="Do not compare the nodes with the backup at the end."
+)
+@bad_rows
+@RESUME
+@DRY_RUN
+@RATE
+@common()
+def restore(shared: Common, directory: Path, **given: Any) -> None:
+    """Write the newest state of a backup to nodes.
+
+    It then compares the nodes with the backup in DIR. The exit code is 1 if they do not have what
+    the backup has, also where that is because a newer version is there: --force replaces it.
+    """
+    resume: Path | None = given["resume"]
+    with running(**shared.showing, afterwards=lambda step: _after_restoring(step, resume)) as run:
+        from uprmc.backup.restoring import restore as work
+
+        access = shared.access()
+        options = WriteOptions(
+            access,
+            on_error=on_error_of(given),
+            errors_path=given["errors"],
+            max_errors=given["max_errors"],
+            durability="persist",
+        )
+        with shared.running_engine() as engine:
+            report = run.report = work(
+                directory,
+                access,
+                at=given["at"],
+                chain=given["chain"],
+                mode=given["mode"],
+                engine=engine,
+                vbuckets=given["vbuckets"],
+                key_prefix=given["prefix"],
+                force=given["force"],
+                dry_run=given["dry_run"],
+                rate=given["rate"],
+                check=not given["no_check"],
+                state=resume,
+                options=options,
+                progress=run.progress,
+            )
+    if report.errors:
+        raise BadRow(f"{report.errors:,} of {report.written.rows:,} rows could not be written")
+    if report.superseded:
+        differ = "would still differ" if given["dry_run"] else "differ"
+        remedy = "they changed meanwhile" if given["force"] else "--force has the backup win"
+        raise Differences(
+            f"the nodes {differ} from the backup, of which they have {report.superseded:,} "
+            f"documents in newer versions: {remedy}"
+        )
+    if report.lacking:
+        raise Differences("the nodes lack what the backup has: see the comparison")
+
+
+def _after_restoring(step: Step | None, resume: Path | None) -> str:
+    if step is None:
+        return "nothing was written yet"
+    done = f"{step.done:,} of {step.of:,} groups are done ({step.what})"
+    if resume is not None:
+        return f"{done}; the same command goes on from there"
+    return f"{done}; the same command begins again, which does no harm"
+
+
+# --- verify ---------------------------------------------------------------------------------------
+
+
+_VERIFY_EPILOG = """\b
+Examples:
+  uprmc verify 10.0.0.1:11210 10.0.0.2:11210
+  uprmc verify 10.0.0.1:11210 /backups/users --out differences.jsonl
+"""
+
+
+@click.command(cls=BulkVerb, epilog=_VERIFY_EPILOG)
+@click.argument("a", metavar="HOST:PORT|DIR")
+@click.argument("b", metavar="HOST:PORT|DIR")
+@click.option(
+    "--by",
+    type=NAMES,
+    help="What to compare besides keys, of value,rev,cas,flags,exp. By default all that both sides "
+    "have.",
+)
+@click.option(
+    "--vbuckets", type=VBUCKETS, help="Compare only these vBuckets, as the first side numbers them."
+)
+@PREFIX
+@click.option("--deletes", is_flag=True, help="Compare deletions, too.")
+@click.option(
+    "--lag",
+    type=seconds(),
+    default="2",
+    show_default=True,
+    help="Look at differences again after this time, and report those that remain.",
+)
+@click.option(
+    "--at", type=whole(), help="Number of the increment, if a side is a backup. Default: newest."
+)
+@click.option(
+    "--chain",
+    metavar="NAME",
+    help="Directory of the chain, if a side is a backup. Default: newest.",
+)
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write every difference to FILE: as Parquet if its name ends with .parquet, otherwise as "
+    "JSON lines.",
+)
+@common(servers=False)
+def verify(shared: Common, a: str, b: str, **given: Any) -> None:
+    """Compare two nodes or clusters, or one of them with a backup.
+
+    A replica may be compared with its source: of two nodes that belong together, each is read by
+    itself.
+
+    The exit code is 0 if both sides are the same, and 1 if they differ.
+    """
+    with running(**shared.showing, afterwards=_after_verifying) as run:
+        from uprmc.backup.digest import check_fields
+        from uprmc.backup.verifying import verify as work
+
+        by = check_fields(given["by"]) if given["by"] else None  # before an engine is started
+        sides = [_side(each, shared, given) for each in (a, b)]
+        with shared.running_engine() as engine:
+            report = run.report = work(
+                *sides,
+                engine=engine,
+                by=by,
+                vbuckets=given["vbuckets"],
+                key_prefix=given["prefix"],
+                deletes=given["deletes"],
+                lag_s=given["lag"],
+                out=given["out"],
+                progress=run.progress,
+            )
+    if not report.same:
+        raise Differences(f"{report.differences:,} documents differ")
+
+
+def _side(text: str, shared: Common, given: dict[str, Any]) -> Any:
+    """Return a directory that exists as a backup, everything else as nodes."""
+    from uprmc.backup.verifying import BackupSide
+
+    path = Path(text)
+    if path.is_dir():
+        return BackupSide(path, given["at"], given["chain"])
+    if ":" not in text:
+        raise BadOption(f"{text} is neither HOST:PORT nor a directory with a backup")
+    return shared.access(servers=text)
+
+
+def _after_verifying(step: Step | None) -> str:
+    return "nothing was changed; the same command begins again"

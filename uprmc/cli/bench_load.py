@@ -1,4 +1,4 @@
-"""Requests as fast as a node takes them, over several connections from one process.
+"""Requests as fast as a node takes them, over several connections from one or more processes.
 
 Each connection sends a batch of requests, waits for all replies, and sends the next. What would
 slow the generator down is made once: keys, and all of a request but the value.
@@ -14,17 +14,287 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from random import Random
+from typing import Protocol, Self
 
-from uprmc.cli.about_node import about
-from uprmc.cli.bench_wire import DEL, GET, INCR, MISSING, PING, SET, Binary, Request, Text, Wire
-from uprmc.cli.latencies import Latencies
 from uprmc.cli.node_access import NodeAccess
+from uprmc.cli.ping import about
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.model import VBucketState, vbucket_of
-from uprmc.protocol.header import RequestFrame
+from uprmc.places import parsed
+from uprmc.protocol.binary import ARITHMETIC_EXTRAS, STORE_EXTRAS, TOUCH_EXTRAS
+from uprmc.protocol.header import RequestFrame, pack_request, unpack_response
 from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
-from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.opcodes import (
+    HEADER_BYTES,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+    Opcode,
+    Status,
+    status_text,
+)
+
+# --- how long things took -------------------------------------------------------------------------
+
+
+_NANOS = 1_000_000_000
+
+#: Binary digits that a time keeps: 128 steps for each doubling.
+_BINARY_DIGITS = 8
+
+#: Name of a percentile -> its share.
+PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99_9": 0.999}
+
+
+class Latencies:
+    """Times by how often they were met.
+
+    There are few numbers, and percentiles come out of them within one percent.
+
+    Attributes:
+        count: how many there are.
+        counts: by nanoseconds, rounded down to `_BINARY_DIGITS` binary digits.
+    """
+
+    __slots__ = ("count", "counts", "max_ns", "sum_ns")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum_ns = 0
+        self.max_ns = 0
+        self.counts: dict[int, int] = {}
+
+    def add(self, time_ns: int, times: int = 1) -> None:
+        """Count a time, met once or several times."""
+        shift = max(0, time_ns.bit_length() - _BINARY_DIGITS)
+        step = time_ns >> shift << shift
+        self.counts[step] = self.counts.get(step, 0) + times
+        self.count += times
+        self.sum_ns += time_ns * times
+        self.max_ns = max(self.max_ns, time_ns)
+
+    def merge(self, other: Self) -> None:
+        """Count what another has counted."""
+        for step, times in other.counts.items():
+            self.counts[step] = self.counts.get(step, 0) + times
+        self.count += other.count
+        self.sum_ns += other.sum_ns
+        self.max_ns = max(self.max_ns, other.max_ns)
+
+    def at(self, share: float) -> float:
+        """Return the seconds within which this share was done, 0 if there is nothing."""
+        left = share * self.count
+        for step in sorted(self.counts):
+            left -= self.counts[step]
+            if left <= 0:
+                return step / _NANOS
+        return self.max_ns / _NANOS
+
+    def summary_ms(self) -> dict[str, float]:
+        """Return mean, percentiles and maximum in milliseconds."""
+        mean_ms = self.sum_ns / max(1, self.count) / 1e6
+        some = {name: self.at(share) * 1e3 for name, share in PERCENTILES.items()}
+        return {"avg_ms": mean_ms, **_named(some), "max_ms": self.max_ns / 1e6}
+
+
+def _named(values: dict[str, float]) -> dict[str, float]:
+    return {f"{name}_ms": value for name, value in values.items()}
+
+
+# --- two protocols --------------------------------------------------------------------------------
+
+
+GET, SET, INCR, TOUCH, DEL, PING = "get", "set", "incr", "touch", "del", "ping"
+TESTS = (GET, SET, INCR, TOUCH, DEL, PING)
+
+#: Reasons beside the words of a refusal.
+DONE, MISSING = "", "missing"
+
+#: One request: what comes before the value, and the value.
+Request = tuple[bytes, bytes]
+
+#: How many replies there were to requests of a test, by what they say.
+Replies = dict[tuple[str, str], int]
+
+_LOGIN_LINE_MAX = 4_096
+
+_OPCODES = {
+    GET: Opcode.GET,
+    SET: Opcode.SET,
+    INCR: Opcode.INCREMENT,
+    TOUCH: Opcode.TOUCH,
+    DEL: Opcode.DELETE,
+    PING: Opcode.NOOP,
+}
+
+#: Lines of the text protocol: requests, their first bytes, and what replies mean.
+_LINES = {
+    GET: b"get %(key)s\r\n",
+    SET: b"set %(key)s 0 %(expiry)d %(bytes)d\r\n",
+    INCR: b"ma %(key)s N%(expiry)d J0 D1\r\n",
+    TOUCH: b"touch %(key)s %(expiry)d\r\n",
+    DEL: b"delete %(key)s\r\n",
+    PING: b"mn\r\n",
+}
+_BEGINNINGS = {line[:2]: test for test, line in _LINES.items()}
+_REASONS = {
+    **dict.fromkeys((b"STORED", b"HD", b"MN", b"TOUCHED", b"DELETED"), DONE),
+    **dict.fromkeys((b"END", b"NOT_FOUND", b"NF"), MISSING),
+}
+_REFUSALS = (b"SERVER_ERROR", b"CLIENT_ERROR", b"ERROR", b"NOT_STORED", b"NS")
+_VALUE, _END = b"VALUE ", b"\r\nEND\r\n"
+
+
+class Wire(Protocol):
+    """What the generator needs of a protocol."""
+
+    def connected(self, access: NodeAccess) -> NodeConnection:
+        """Connect and log in; raises `NodeError`."""
+
+    def request(self, test: str, key: bytes, value: bytes, expiry: int) -> Request:
+        """Return a request."""
+
+    def take(self, buffer: bytearray, sent: Sequence[Request]) -> Replies:
+        """Take complete replies out of a buffer; raises `ValueError` for what is none.
+
+        Args:
+            sent: requests that are not answered yet.
+        """
+
+
+class Binary:
+    """The binary protocol, to the listener that was named."""
+
+    def __init__(self, vbuckets: int) -> None:
+        self._vbuckets = vbuckets
+        self._tests = {int(opcode): test for test, opcode in _OPCODES.items()}
+
+    def connected(self, access: NodeAccess) -> NodeConnection:
+        """See `Wire`."""
+        return access.connected()
+
+    def request(self, test: str, key: bytes, value: bytes, expiry: int) -> Request:
+        """See `Wire`."""
+        extras = {
+            SET: STORE_EXTRAS.pack(0, expiry),
+            INCR: ARITHMETIC_EXTRAS.pack(1, 0, expiry),
+            TOUCH: TOUCH_EXTRAS.pack(expiry),
+        }.get(test, b"")
+        body_bytes = len(extras) + len(key) + len(value)
+        where = vbucket_of(key, self._vbuckets) if key else 0
+        head = pack_request(
+            MAGIC_REQUEST,
+            _OPCODES[test],
+            *(len(key), len(extras), 0, where, body_bytes, 0, 0),
+        )
+        return head + extras + key, value
+
+    def take(self, buffer: bytearray, sent: Sequence[Request]) -> Replies:
+        """See `Wire`."""
+        found: dict[tuple[int, int], int] = {}
+        texts: dict[int, str] = {}
+        at, end = 0, len(buffer)
+        while end - at >= HEADER_BYTES:
+            magic, opcode, _, _, _, status, body_bytes, _, _ = unpack_response(buffer, at)
+            if magic != MAGIC_RESPONSE:
+                raise ValueError(magic)
+            if at + HEADER_BYTES + body_bytes > end:
+                break
+            at += HEADER_BYTES + body_bytes
+            if status and status not in texts:
+                texts[status] = buffer[at - body_bytes : at].decode("utf-8", "replace")
+            kind = opcode, status
+            found[kind] = found.get(kind, 0) + 1
+        del buffer[:at]
+        return {
+            (
+                self._tests.get(opcode, f"opcode {opcode}"),
+                _reason(status, texts.get(status, "")),
+            ): times
+            for (opcode, status), times in found.items()
+        }
+
+
+@lru_cache
+def _reason(status: int, text: str) -> str:
+    if status == Status.KEY_NOT_FOUND:
+        return MISSING
+    if text.isprintable() and text:
+        return f"{text} ({status:04x})"
+    return status_text(status) if status else DONE
+
+
+class Text:
+    """The text protocol, to a node's listener for memcached's clients.
+
+    Args:
+        place: of that listener.
+    """
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def connected(self, access: NodeAccess) -> NodeConnection:
+        """See `Wire`; the password goes in clear, so only where nobody can listen."""
+        credentials = access.credentials
+        if credentials and not (access.tls or parsed(self._place).is_local):
+            raise NodeError(
+                f"{self._place}: the text protocol sends passwords in clear: use TLS, "
+                "or leave --text out"
+            )
+        connection = NodeConnection(self._place, access.timeout_s, access.tls)
+        try:
+            if credentials:
+                data = f"{credentials.username} {credentials.password}".encode()
+                connection.send_some(memoryview(b"set login 0 0 %d\r\n%s\r\n" % (len(data), data)))
+                said = b""
+                while b"\n" not in said and len(said) < _LOGIN_LINE_MAX:
+                    said += connection.receive_some(_LOGIN_LINE_MAX)
+                if said != b"STORED\r\n":
+                    words = said.decode("latin-1").strip()
+                    raise NodeError(f"the node at {self._place} refuses the login: {words}")
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def request(self, test: str, key: bytes, value: bytes, expiry: int) -> Request:
+        """See `Wire`."""
+        fields = {b"key": key, b"expiry": expiry, b"bytes": len(value)}
+        return _LINES[test] % fields, value + b"\r\n" if test == SET else b""
+
+    def take(self, buffer: bytearray, sent: Sequence[Request]) -> Replies:
+        """See `Wire`."""
+        found: Replies = {}
+        at = 0
+        for head, _ in sent:
+            end = buffer.find(b"\r\n", at)
+            if end < 0:
+                break
+            line = bytes(buffer[at:end])
+            after, reason = end + 2, _REASONS.get(line)
+            if line.startswith(_VALUE):
+                last = end + 2 + int(line.rsplit(b" ", 1)[1])
+                after, reason = last + len(_END), DONE
+                if after > len(buffer):
+                    break
+                if buffer[last:after] != _END:
+                    raise ValueError(line)
+            elif reason is None:
+                if not line.startswith(_REFUSALS):
+                    raise ValueError(line)
+                reason = line.decode("latin-1")
+            at = after
+            kind = _BEGINNINGS[head[:2]], reason
+            found[kind] = found.get(kind, 0) + 1
+        del buffer[:at]
+        return found
+
+
+# --- the load -------------------------------------------------------------------------------------
+
 
 #: So many requests are kept ready.
 _READY_REQUESTS = 400_000
@@ -310,3 +580,45 @@ def passed(access: NodeAccess, frames: Frames, requests: Iterator[Request]) -> O
             while line.outstanding:
                 line.receive(outcome)
     return outcome
+
+
+# --- several processes: one alone uses one core ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Work:
+    access: NodeAccess
+    frames: Frames
+    plan: Plan
+
+    def __call__(self) -> Outcome:
+        return run(self.access, self.plan, self.frames, self.plan.seed)
+
+
+def run_all(access: NodeAccess, plans: list[Plan], frames: Frames) -> Outcome:
+    """Run each plan in a process of its own, the first in this one, and add their outcomes."""
+    forked = get_context("fork")  # credentials and TLS contexts cannot be sent to a process
+    children = []
+    for plan in plans[1:]:
+        here, there = forked.Pipe(duplex=False)
+        child = forked.Process(target=_sent, args=(there, _Work(access, frames, plan)), daemon=True)
+        child.start()
+        there.close()
+        children.append((child, here))
+    outcome = _Work(access, frames, plans[0])()
+    for child, here in children:
+        outcome.merge(_received(here))
+        child.join()
+    return outcome
+
+
+def _sent(there: Connection, work: Callable[[], Outcome]) -> None:
+    there.send(work())
+
+
+def _received(here: Connection) -> Outcome:
+    try:
+        found: Outcome = here.recv()
+    except EOFError:
+        return Outcome(error="a process of the load generator was killed")
+    return found

@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import NAMES, whole
-from uprmc.cli.bulk_options import BulkVerb, Common, common
-from uprmc.cli.bulk_run import running
+from uprmc.cli.bulk import BulkVerb, Common, common, running
 from uprmc.jobs.progress import Step
 
 _EPILOG = """\b

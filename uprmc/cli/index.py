@@ -5,22 +5,209 @@ Source: contracts section 4.
 
 from __future__ import annotations
 
+import http.client
 import json
+import ssl
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import update_wrapper
+from http import HTTPStatus
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from uprmc.cli.arguments import Read, seconds, whole
-from uprmc.cli.node_access import NodeAccess
-from uprmc.cli.views_access import ViewsAccess, found_views, talks_to_views
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.cli.shown import fitting, printable, row_line, show, table
 from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError, UprmcError
 from uprmc.index.design import DESIGNS, design_path
+from uprmc.login.credentials import Credentials, basic_auth
+from uprmc.places import WITH_LOGIN, WITH_TLS, parsed, tls_refusal
 from uprmc.units import in_ranges
+
+# --- the views listener ---------------------------------------------------------------------------
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+#: Addresses that mean all of a machine's; it is reached as the node was.
+_WILDCARDS = ("0.0.0.0:", "[::]:")
+
+#: The longest answer that is read at once, in bytes.
+_ANSWER_MAX = 256 * 1024 * 1024
+
+_BAD_REQUEST = 400
+
+#: What a listener for HTTPS says to a client of HTTP.
+_HTTPS = b"This listener speaks HTTPS"
+
+
+@dataclass(frozen=True)
+class ViewsAccess:
+    """A views listener.
+
+    Attributes:
+        place: HOST:PORT.
+        timeout_s: a listener that is silent for so long is given up.
+        credentials: who logs in, ``None`` = as a stranger. Without TLS no password is sent to
+            another machine.
+        tls: ``None`` = no TLS.
+    """
+
+    place: str
+    timeout_s: float
+    credentials: Credentials | None = None
+    tls: ssl.SSLContext | None = None
+
+    def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """Return an answer in one piece; raise `NodeError`, or `ConfigError` for a refusal."""
+        with self.asking(method, path, body) as response:
+            return bytes(response.read(_ANSWER_MAX))
+
+    def fetch(self, method: str, path: str, body: bytes | None = None) -> Any:
+        """Return the JSON value of an answer."""
+        return self._understood(self.ask(method, path, body))
+
+    @contextmanager
+    def asking(
+        self, method: str, path: str, body: bytes | None = None
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Open an answer that is no refusal."""
+        connection = self._connection()
+        headers = {"Content-Type": "application/json"} if body is not None else {}
+        if self.credentials is not None and self._is_safe:
+            headers["Authorization"] = basic_auth(self.credentials)
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, path, body, headers)  # it may have been refused already
+            response = connection.getresponse()
+            if response.status >= _BAD_REQUEST:
+                self._refuse(response)
+            yield response
+        except TimeoutError:
+            raise NodeError(
+                f"the views listener at {self.place} was silent for {self.timeout_s:g} s"
+            ) from None
+        except http.client.HTTPException as error:
+            raise NodeError(self._stranger(error)) from None
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", "") or error.reason or str(error)
+            raise NodeError(tls_refusal(self.place, reason)) from None
+        except (ConnectionError, OSError) as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+            why = error.strerror or str(error)
+            raise NodeError(f"no views listener answers at {self.place}: {why}") from None
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host, port, _ = parsed(self.place)
+        if self.tls is None:
+            return http.client.HTTPConnection(host, port, timeout=self.timeout_s)
+        return http.client.HTTPSConnection(host, port, timeout=self.timeout_s, context=self.tls)
+
+    @property
+    def _is_safe(self) -> bool:
+        """Whether a password may be sent."""
+        return self.tls is not None or parsed(self.place).is_local
+
+    def _not_let_in(self) -> str:
+        if self.credentials is None:
+            return f"wants a login: {WITH_LOGIN}"
+        if not self._is_safe:
+            return f"wants a login, and a password is not sent without TLS: {WITH_TLS}"
+        return f"does not let {self.credentials.username!r} in: wrong name or password"
+
+    def _refuse(self, response: http.client.HTTPResponse) -> None:
+        if response.status == HTTPStatus.UNAUTHORIZED:
+            raise NodeError(f"the views listener at {self.place} {self._not_let_in()}")
+        answer = response.read(_ANSWER_MAX)
+        if _HTTPS in answer:
+            raise NodeError(f"the listener at {self.place} speaks TLS: {WITH_TLS}")
+        try:
+            found = json.loads(answer)
+        except ValueError:
+            found = None
+        reason = found.get("reason") if isinstance(found, dict) else None
+        if not isinstance(reason, str):
+            status = f"{response.status} {response.reason}".strip()
+            raise NodeError(f"{self.place} answers with status {status}")
+        if response.status == _BAD_REQUEST:
+            raise ConfigError(reason)
+        raise NodeError(reason)
+
+    def _understood(self, answer: bytes) -> Any:
+        try:
+            return json.loads(answer)
+        except ValueError:
+            raise NodeError(f"what answers at {self.place} is no views listener") from None
+
+    def _stranger(self, error: http.client.HTTPException) -> str:
+        if isinstance(error, http.client.IncompleteRead):
+            return f"the answer of {self.place} broke off"
+        return f"what answers at {self.place} is no views listener"
+
+
+def talks_to_views(json_help: str, *, timeout: bool = True) -> Callable[[_Function], _Function]:
+    """Add the options of verbs that ask a views listener; the verb gets `views` and `as_json`.
+
+    Args:
+        json_help: what ``--json`` prints.
+        timeout: without it the verb has a ``--timeout`` of its own, and gets `node` and `place` as
+            arguments for `found_views`.
+    """
+    option = click.option(
+        "--views",
+        "place",
+        envvar="UPRMC_VIEWS",
+        metavar="HOST:PORT",
+        help="The views listener.  [default: what the node says]",
+    )
+
+    def decorate(function: _Function) -> _Function:
+        def verb(place: str | None, node: NodeAccess, **given: Any) -> Any:
+            if not timeout:
+                return function(place=place, node=node, **given)
+            return function(views=found_views(place, node, node.timeout_s), **given)
+
+        decorated: Any = update_wrapper(verb, function)
+        typed: _Function = option(talks_to_a_node(json_help, timeout=timeout)(decorated))
+        return typed
+
+    return decorate
+
+
+def found_views(place: str | None, node: NodeAccess, timeout_s: float) -> ViewsAccess:
+    """Return the views listener that was named, or else the node's own."""
+    place, tls = (place, node.tls) if place else _told(node)
+    try:
+        if parsed(place).path:
+            raise ConfigError(f"{place}: views have no unix socket, say HOST:PORT")
+    except ValueError as error:
+        raise ConfigError(f"{place}: say {error}") from None
+    return ViewsAccess(place, timeout_s, node.credentials, tls)
+
+
+def _told(node: NodeAccess) -> tuple[str, ssl.SSLContext | None]:
+    with node.connected() as connection:
+        found = dict(connection.statistics("index"))
+    place = found.get("views", "")
+    if found.get("state") == "off" or not place:
+        raise NodeError(f"the node at {node.place} has no views listener; name one with --views")
+    if place.startswith(_WILDCARDS):
+        host = node.place.rpartition(":")[0]
+        place = f"{host or '127.0.0.1'}:{place.rpartition(':')[2]}"
+    return place, None if found.get("views_tls") == "no" else node.tls
+
+
+# --- the verbs ------------------------------------------------------------------------------------
+
 
 #: How long an answer may take beyond what the listener itself waits.
 _GRACE_S = 5.0
@@ -66,7 +253,7 @@ def put(name: str, file: str, views: ViewsAccess, as_json: bool) -> None:
     answers until the new one is complete.
     """
     found = views.fetch("PUT", design_path(name), _content(file))
-    _show(found, as_json, f"{name}: stored")
+    show(found, as_json, lambda _: f"{name}: stored")
 
 
 def _content(file: str) -> bytes:
@@ -95,7 +282,7 @@ def list_(views: ViewsAccess, as_json: bool) -> None:
         {"name": row["name"], "state": row["state"], "views": ", ".join(row["views"])}
         for row in found["rows"]
     ]
-    _show(found, as_json, _table(("name", "state", "views"), rows))
+    show(found, as_json, lambda _: _table(("name", "state", "views"), rows))
 
 
 @index.command()
@@ -104,7 +291,7 @@ def list_(views: ViewsAccess, as_json: bool) -> None:
 def delete(name: str, views: ViewsAccess, as_json: bool) -> None:
     """Delete a design with its index."""
     found = views.fetch("DELETE", design_path(name))
-    _show(found, as_json, f"{name}: deleted")
+    show(found, as_json, lambda _: f"{name}: deleted")
 
 
 @index.command()
@@ -113,7 +300,7 @@ def delete(name: str, views: ViewsAccess, as_json: bool) -> None:
 def compact(name: str, views: ViewsAccess, as_json: bool) -> None:
     """Begin to rewrite an index file without what is no longer used."""
     found = views.fetch("POST", design_path(name, "_compact"))
-    _show(found, as_json, f"{name}: compaction has begun")
+    show(found, as_json, lambda _: f"{name}: compaction has begun")
 
 
 @index.command()
@@ -122,7 +309,7 @@ def compact(name: str, views: ViewsAccess, as_json: bool) -> None:
 def undo(name: str, views: ViewsAccess, as_json: bool) -> None:
     """Bring back the design before the last change, with its index."""
     found = views.fetch("POST", design_path(name, "_undo"))
-    _show(found, as_json, f"{name}: the design before the last change is back")
+    show(found, as_json, lambda _: f"{name}: the design before the last change is back")
 
 
 # --- status -------------------------------------------------------------------------------------
@@ -149,7 +336,7 @@ def status(name: str, views: ViewsAccess, as_json: bool) -> None:
     """
     if name:
         found = views.fetch("GET", design_path(name, "_info"))
-        _show(found, as_json, "" if as_json else _pairs(found))
+        show(found, as_json, _pairs)
         return
     listed = {row["name"]: row for row in views.fetch("GET", DESIGNS)["rows"]}
     infos = {
@@ -157,7 +344,7 @@ def status(name: str, views: ViewsAccess, as_json: bool) -> None:
         for each, row in listed.items()
     }
     rows = [_summary(each, info) for each, info in infos.items()]
-    _show(infos, as_json, _table(_COLUMNS, rows))
+    show(infos, as_json, lambda _: _table(_COLUMNS, rows))
 
 
 def _summary(name: str, info: dict[str, Any]) -> dict[str, Any]:
@@ -353,32 +540,19 @@ def _print_table(rows: _Rows) -> list[dict[str, str]] | None:
     coming = iter(rows)
     some = list(islice(coming, _WIDE_ROWS))
     columns = [name for name in ("key", "id", "value", "doc") if some and name in some[0]]
-    widths = [max(len(name), *(len(_cell(row[name])) for row in some)) for name in columns]
+    widths = fitting([columns, *([_cell(row[name]) for name in columns] for row in some)])
     if columns:
-        click.echo(_line(columns, widths))
+        click.echo(row_line(columns, widths))
     for row in chain(some, coming):
-        click.echo(_line([_cell(row[name]) for name in columns], widths))
+        click.echo(row_line([_cell(row[name]) for name in columns], widths))
     return rows.errors
 
 
 def _cell(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    text = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    text = printable(text)
     return text if len(text) <= _CELL else text[: _CELL - 3] + "..."
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
-
-
-# --- for people ---------------------------------------------------------------------------------
-
-
-def _show(value: Any, as_json: bool, text: str) -> None:
-    click.echo(json.dumps(value, indent=2) if as_json else text)
-
-
 def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    cells = [columns, *([_cell(row[name]) for name in columns] for row in rows)]
-    widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
-    return "\n".join(_line(line, widths) for line in cells)
+    return table([columns, *([_cell(row[name]) for name in columns] for row in rows)])

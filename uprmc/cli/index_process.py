@@ -1,7 +1,7 @@
 """An index process: its reactor, its listener, and the service of designs behind it.
 
 A node that starts it hands over the listening socket: what has connected meanwhile waits in the
-socket's queue. Standard input then tells when that node is gone (`lifeline`).
+socket's queue. Standard input then tells when that node is gone (`index_serve.Lifeline`).
 """
 
 # mypy: allow-untyped-calls
@@ -11,19 +11,25 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from OpenSSL import SSL
 from twisted.internet.defer import Deferred, ensureDeferred
-from twisted.internet.error import ReactorNotRunning
+from twisted.internet.interfaces import IOpenSSLClientConnectionCreator
+from twisted.internet.ssl import Certificate, optionsForClientTLS, trustRootFromCertificates
 from twisted.python.threadpool import ThreadPool
+from zope.interface import implementer  # type: ignore[import-untyped]
 
-from uprmc.cli.signals import heed_signals
+from uprmc.cli.node_access import tls_context
+from uprmc.cli.process import Process
+from uprmc.client.nodes import check_place
+from uprmc.client.twisted_link import over_tls
 from uprmc.config import Settings, unix_mode
 from uprmc.engine.stats import Stats
 from uprmc.errors import ConfigError
@@ -45,8 +51,64 @@ from uprmc.server.http_gate import gate
 from uprmc.server.index_events import EventsToNode
 from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, set_level, start_logging
-from uprmc.server.tls import https_options, over_tls, tls_options
+from uprmc.server.tls import https_options, tls_options
+from uprmc.server.tls import over_tls as served_over_tls
 from uprmc.server.views_listener import chosen
+
+# --- the nodes ------------------------------------------------------------------------------------
+
+
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
+
+
+def source_nodes(
+    sources: tuple[str, ...],
+    tls: bool,
+    ca_file: str | None,
+    credentials: Credentials | None,
+    *,
+    verify: bool,
+) -> SourceNodes:
+    """Return how to reach the nodes.
+
+    Raises:
+        ConfigError: a place is none, or the certificates cannot be read.
+        MisuseError: likewise.
+    """
+    places = [check_place(each) for one in sources for each in one.split(",")]
+    context: ssl.SSLContext | None = tls_context(tls, ca_file, verify)
+    found = tuple(dict.fromkeys(places))
+    if context is None:
+        return SourceNodes(found, credentials=credentials)
+    options = _trusting(ca_file) if verify else _Unverified
+    return SourceNodes(found, over_tls(options), context, credentials)
+
+
+def _trusting(ca_file: str | None) -> Callable[[str], Any]:
+    if ca_file is None:
+        return optionsForClientTLS
+    parts = Path(ca_file).read_bytes().split(_BEGIN)[1:]
+    try:
+        root = trustRootFromCertificates([Certificate.loadPEM(_BEGIN + part) for part in parts])
+    except SSL.Error as error:
+        raise ConfigError(f"--tls-ca {ca_file}: {error}") from None
+    return lambda name: optionsForClientTLS(name, trustRoot=root)
+
+
+@implementer(IOpenSSLClientConnectionCreator)
+class _Unverified:
+    """TLS without a look at the certificate: to the node that has started us."""
+
+    def __init__(self, name: str) -> None:
+        self._context = SSL.Context(SSL.TLS_CLIENT_METHOD)
+
+    def clientConnectionForTLS(self, protocol: Any) -> Any:  # noqa: N802  # Twisted's name
+        """Return a connection."""
+        return SSL.Connection(self._context, None)
+
+
+# --- the process ----------------------------------------------------------------------------------
+
 
 _log = Log("index")
 
@@ -79,7 +141,8 @@ class IndexProcess:
         events_fd: int | None = None,
     ) -> None:
         settings = read_settings()
-        heed_signals(reactor, read_settings, self._reload, _log)
+        self._process = Process(reactor)
+        self._process.heed_signals(read_settings, self._reload, _log)
         start_logging(settings.log)
         logging.getLogger("uprmc").addHandler(_ToLog())
         logging.getLogger("uprmc").setLevel(logging.INFO)
@@ -95,7 +158,6 @@ class IndexProcess:
         self._tls = https_options(settings.server, tls_options(settings.server))
         self._listener: Listener | None = None
         self._address = ""
-        self._error: BaseException | None = None
 
     def _new_scatter(self, credentials: Credentials | None) -> Scatter | None:
         """Return what asks other nodes, too, if the settings name any.
@@ -131,25 +193,16 @@ class IndexProcess:
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code or raises what went wrong."""
-        self._reactor.callWhenRunning(self._start)
-        self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
         gc.freeze()
         gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
-        self._reactor.run()
-        if self._error is not None:
-            raise self._error
-        return 0
+        return self._process.run(self._start, self._stop)
 
     def stop_from_thread(self) -> None:
         """Stop in order; from any thread."""
-        self._reactor.callFromThread(self._stop_running)
-
-    def _stop_running(self) -> None:
-        with suppress(ReactorNotRunning):
-            self._reactor.stop()
+        self._reactor.callFromThread(self._process.stop)
 
     def _start(self) -> None:
-        ensureDeferred(self._begin()).addErrback(self._failed)
+        ensureDeferred(self._begin()).addErrback(self._process.failed)
 
     async def _begin(self) -> None:
         self._queries.start()
@@ -191,16 +244,11 @@ class IndexProcess:
             given = socket.socket(fileno=self._listen_fd)
             given.setblocking(False)
             if self._tls is not None:
-                site = over_tls(self._reactor, self._tls, site)
+                site = served_over_tls(self._reactor, self._tls, site)
             port = self._reactor.adoptStreamPort(given.fileno(), given.family, site)
             given.close()
             self._listener = Listener(port)
         self._address = self._listener.address
-
-    def _failed(self, failure: Any) -> None:
-        self._error = failure.value
-        if self._reactor.running:
-            self._reactor.stop()
 
     def _reload(self, settings: Settings) -> None:
         if self._access is not None:
@@ -221,7 +269,7 @@ class IndexProcess:
         try:
             await self._service.shutdown()
         except Exception as error:
-            self._error = self._error or error
+            self._process.note(error)
         if self._queries.started:
             self._queries.stop()
         if self._access is not None:

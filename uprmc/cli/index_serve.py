@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from uprmc.cli.lifeline import Lifeline
+from uprmc.cli.arguments import from_pairs
 from uprmc.cli.node_access import login_options, tls_options, with_options
-from uprmc.cli.serve import from_pairs
 from uprmc.config import VIEWS_DEFAULT, Settings, load
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import credentials_from
+
+# --- the other end of a pipe ----------------------------------------------------------------------
+
+
+#: How long the process may take to end in order.
+GRACE_S = 10.0
+
+_EXIT_CODE = 1
+
+
+class Lifeline:
+    """Watches standard input, whose other end closes when the process ends that has started us.
+
+    That happens however it ends, also by SIGKILL. The pipe is read in a thread of its own, from
+    before anything else is imported; so neither a long start nor a busy reactor delays it.
+
+    Attributes:
+        stop: ends the process in order; it is called in the thread. ``None`` = there is nothing to
+            be put in order so far.
+    """
+
+    def __init__(self, descriptor: int = 0, grace_s: float = GRACE_S) -> None:
+        self.stop: Callable[[], None] | None = None
+        self._descriptor, self._grace_s = descriptor, grace_s
+        threading.Thread(target=self._watch, name="uprmc-lifeline", daemon=True).start()
+
+    def _watch(self) -> None:
+        while os.read(self._descriptor, 4_096):
+            pass
+        if self.stop is not None:
+            self.stop()
+            time.sleep(self._grace_s)
+        os._exit(_EXIT_CODE)
+
+
+# --- the verb -------------------------------------------------------------------------------------
 
 
 def _reaching(function: Any) -> Any:
@@ -87,8 +125,7 @@ def serve(
     if listen_fd is not None and views is not None:
         raise ConfigError("--listen-fd and --views: say one of them")
     lifeline = Lifeline() if listen_fd is not None else None
-    from uprmc.cli.index_process import IndexProcess
-    from uprmc.cli.index_source_nodes import source_nodes
+    from uprmc.cli.index_process import IndexProcess, source_nodes
     from uprmc.server.reactor import install
 
     reactor = install()

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import NAMES, SIZE
-from uprmc.cli.bulk_options import (
+from uprmc.cli.bulk import (
     DRY_RUN,
     RATE,
     RESUME,
@@ -18,8 +18,8 @@ from uprmc.cli.bulk_options import (
     common,
     declared,
     on_error_of,
+    running,
 )
-from uprmc.cli.bulk_run import running
 from uprmc.columnar.errors import BadRow
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.progress import Step

@@ -1,25 +1,120 @@
 """How verbs reach nodes: the options that all of them share, and what these come to.
 
-Each option may be an environment variable or stand in the client file (`client_file`), so that a
-shell or a user is set up once for all verbs.
+Each option may be an environment variable or stand in the user's client file, so that a shell or a
+user is set up once for all verbs.
+
+    # ~/.config/uprmc/client.toml
+    node = "db1.example:11210"
+    tls_ca = "/etc/ssl/uprmc-ca.pem"
+    user = "alice"
+    password_file = "/home/alice/.uprmc-password"
+    timeout = "10s"
+
+Options and environment variables come first. ``UPRMC_CLIENT_FILE`` names another file.
 """
 
 from __future__ import annotations
 
+import os
 import ssl
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import update_wrapper
+from functools import lru_cache, update_wrapper
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from uprmc import units
 from uprmc.cli.arguments import seconds
-from uprmc.cli.client_file import from_file
 from uprmc.client.connection import NodeConnection
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials, credentials_from
 from uprmc.places import UPR_PORT, complete
+from uprmc.units import nearest
+
+# --- the client file ------------------------------------------------------------------------------
+
+
+VARIABLE = "UPRMC_CLIENT_FILE"
+
+#: What may stand in it, with what is expected.
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "node": (str, "text such as '127.0.0.1:11210'"),
+    "tls": (bool, "true or false"),
+    "tls_ca": (str, "the path of a PEM file"),
+    "no_tls_verify": (bool, "true or false"),
+    "user": (str, "a user's name"),
+    "password_file": (str, "the path of a file"),
+    "timeout": ((str, int, float), "a time such as '5s'"),
+}
+KEYS = tuple(_KINDS)
+
+
+def default_path() -> Path:
+    """Return where the file is unless the environment says something else."""
+    home = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
+    return Path(home, "uprmc", "client.toml").expanduser()
+
+
+def from_file(key: str, otherwise: Any = None) -> Callable[[], Any]:
+    """Return what gives the default of an option: what the file says, or `otherwise`.
+
+    The file is read when the verb runs, not for ``--help``. It raises `ConfigError`.
+    """
+
+    def default() -> Any:
+        named = os.environ.get(VARIABLE)
+        found = _read(Path(named) if named else default_path(), bool(named)).get(key, otherwise)
+        return str(found) if isinstance(found, int | float) and key == "timeout" else found
+
+    return default
+
+
+@lru_cache(maxsize=1)
+def _read(path: Path, must_exist: bool) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if must_exist:
+            raise ConfigError(f"{VARIABLE}: {path}: there is no such file") from None
+        return {}
+    except NotADirectoryError:
+        return {}
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:  # no TOML (which says the line), or no UTF-8
+        raise ConfigError(f"{path}: {error}") from None
+    for key, value in document.items():
+        _check(path, key, value)
+    return document
+
+
+def _check(path: Path, key: str, value: Any) -> None:
+    if key == "password":
+        raise ConfigError(f"{path}: a password stands in a file of its own: say password_file")
+    if key not in _KINDS:
+        meant = nearest(key, list(KEYS))
+        hint = f"did you mean {meant}?" if meant else f"it may have {', '.join(KEYS)}"
+        raise ConfigError(f"{path}: there is no {key!r}: {hint}")
+    kind, expected = _KINDS[key]
+    right = isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)
+    if right and key == "timeout":
+        right = _is_time(value)
+    if not right:
+        raise ConfigError(f"{path}: {key} = {value!r}: say {expected}")
+
+
+def _is_time(value: Any) -> bool:
+    try:
+        return units.seconds(str(value)) > 0
+    except ValueError:
+        return False
+
+
+# --- the options ----------------------------------------------------------------------------------
+
 
 DEFAULT_NODE = f"127.0.0.1:{UPR_PORT}"
 
@@ -74,10 +169,27 @@ def talks_to_a_node(
     """
     before = "--node-" if own_target else "--"
     options = [
-        node_option("places", several=several),
+        click.option(
+            "--node",
+            "places",
+            multiple=True,
+            envvar="UPRMC_NODE",
+            default=lambda: tuple(filter(None, [from_file("node")()])),
+            metavar="HOST:PORT",
+            help="The node's upr listener: HOST:PORT or unix:/path"
+            + ("; repeat it for several nodes." if several else ".")
+            + f"  [default: {DEFAULT_NODE}]",
+        ),
         *tls_options(before),
         *login_options(before),
-        timeout_option("--timeout" if timeout else "--node-timeout"),
+        click.option(
+            "--timeout" if timeout else "--node-timeout",
+            "answer_s",
+            type=seconds(0.001),
+            envvar="UPRMC_TIMEOUT",
+            default=from_file("timeout", f"{ANSWER_S:g}s"),
+            help=f"Give up when a node is silent for this long.  [default: {ANSWER_S:g}s]",
+        ),
         click.option("--json", "as_json", is_flag=True, help=json_help),
         click.option(
             "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error."
@@ -116,25 +228,8 @@ def with_options(function: Any, options: Sequence[Any]) -> Any:
     return function
 
 
-def node_option(name: str, *, several: bool = False, more_names: tuple[str, ...] = ()) -> Any:
-    """Return ``--node``."""
-    return click.option(
-        "--node",
-        *more_names,
-        name,
-        multiple=True,
-        envvar="UPRMC_NODE",
-        default=lambda: tuple(filter(None, [from_file("node")()])),
-        metavar="HOST:PORT",
-        help="The node's upr listener: HOST:PORT or unix:/path"
-        + ("; repeat it for several nodes." if several else ".")
-        + f"  [default: {DEFAULT_NODE}]",
-    )
-
-
 def tls_options(before: str = "--") -> list[Any]:
     """Return the options of TLS; the name of the one for authorities begins with `before`."""
-    ca_names = ("--tls-ca", "--tls-ca-file") if before == "--" else (f"{before}tls-ca",)
     return [
         click.option(
             "--tls",
@@ -144,7 +239,7 @@ def tls_options(before: str = "--") -> list[Any]:
             help="Use TLS.",
         ),
         click.option(
-            *ca_names,
+            f"{before}tls-ca",
             "tls_ca",
             type=click.Path(exists=True, dir_okay=False),
             envvar="UPRMC_TLS_CA",
@@ -162,16 +257,13 @@ def tls_options(before: str = "--") -> list[Any]:
     ]
 
 
-def login_options(
-    before: str = "--", user: str = "", more_names: tuple[str, ...] = ()
-) -> list[Any]:
+def login_options(before: str = "--") -> list[Any]:
     """Return ``--user`` and ``--password-file``."""
     name = "" if before == "--" else "node_"
     return [
         click.option(
             f"{before}user",
-            *more_names,
-            user or f"{name}user",
+            f"{name}user",
             envvar="UPRMC_USER",
             default=from_file("user"),
             metavar="NAME",
@@ -187,18 +279,6 @@ def login_options(
             help="File whose first line is the user's password.",
         ),
     ]
-
-
-def timeout_option(flag: str = "--timeout", name: str = "answer_s") -> Any:
-    """Return the option for how long a node may be silent."""
-    return click.option(
-        flag,
-        name,
-        type=seconds(0.001),
-        envvar="UPRMC_TIMEOUT",
-        default=from_file("timeout", f"{ANSWER_S:g}s"),
-        help=f"Give up when a node is silent for this long.  [default: {ANSWER_S:g}s]",
-    )
 
 
 def _named(given: tuple[str, ...], several: bool) -> tuple[str, ...]:

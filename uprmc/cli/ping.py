@@ -5,17 +5,96 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import ssl
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import click
 
-from uprmc.cli.about_node import AboutNode, about
 from uprmc.cli.arguments import count_option, seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.client.connection import NodeConnection
+from uprmc.client.connection import LoginWanted, NodeConnection, NodeError
+from uprmc.connecting import connected
+from uprmc.places import WITH_TLS, Place, parsed, stranger
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
+
+# --- what a node tells ----------------------------------------------------------------------------
+
+
+#: The first two may be asked for without a role; the others may not.
+_GROUPS = ("settings", "index", "", "settings-uprmc")
+
+#: A statistic that only a node of ours has, and that every user may see.
+_OURS = "views_tls"
+
+_ANY_PORT = 0
+
+
+class AboutNode(NamedTuple):
+    """What a node tells about itself.
+
+    Attributes:
+        version: of memcached, as whose kind it presents itself.
+        uprmc_version: its own, empty = it is another server, or the user may not know.
+        is_ours: whether it is a node of uprmc.
+        listener: ``upr`` or ``memcached``, empty = not known, for example behind a proxy.
+        memcached: where its listener for memcached's clients is, empty = nowhere, or not known.
+    """
+
+    version: str
+    uprmc_version: str
+    is_ours: bool
+    listener: str
+    memcached: str
+
+
+def about(connection: NodeConnection) -> AboutNode:
+    """Ask a node; raises `NodeError`."""
+    answer = connection.ask(RequestFrame(Opcode.VERSION))
+    if answer.status:
+        raise NodeError(f"the node at {connection.place} refuses VERSION: {answer.reason}")
+    told: dict[str, str] = {}
+    for group in _GROUPS:
+        try:
+            told.update(connection.statistics(group))
+        except LoginWanted:
+            raise
+        except NodeError:  # another server, or the user may not know
+            continue
+    here = parsed(connection.place)
+    memcached = _memcached(told, here)
+    return AboutNode(
+        answer.value.decode("latin-1"),
+        told.get("uprmc_version", ""),
+        _OURS in told,
+        "memcached" if connection.place == memcached else "upr" if _is_upr(told, here) else "",
+        memcached,
+    )
+
+
+def _memcached(told: dict[str, str], here: Place) -> str:
+    port, path = told.get("tcpport", "0"), told.get("domain_socket", "NULL")
+    if path != "NULL":
+        return f"unix:{path}"
+    if port == "0":
+        return ""
+    host = here.host or "127.0.0.1"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_upr(told: dict[str, str], here: Place) -> bool:
+    try:
+        upr = parsed(told.get("server.upr", ""), least_port=_ANY_PORT)
+    except ValueError:
+        return False
+    return upr.path == here.path and upr.port in (_ANY_PORT, here.port)
+
+
+# --- the verb -------------------------------------------------------------------------------------
+
 
 _COUNT_MAX = 1_000_000
 
@@ -93,3 +172,79 @@ def _sum_up(about_it: Mapping[str, object], times_s: Sequence[float], as_json: b
         return
     words = ", ".join(f"{name[:3]} {value:.3f}" for name, value in found.items())
     click.echo(f"{len(ordered)} answer{'s' if len(ordered) > 1 else ''}: {words} ms")
+
+
+# --- what answers instead -------------------------------------------------------------------------
+
+
+#: A look takes no longer; there are three at most.
+_LOOK_S = 1.0
+
+_ANSWER_BYTES = 4_096
+_QUESTION = b"GET / HTTP/1.0\r\n\r\n"
+
+#: A node's HTTP listener answers to this which the upr listener is.
+_NO_REQUEST = RequestFrame(Opcode.NOOP).encode(0)
+
+#: Statistics of a TAP adapter begin so.
+_OF_TAP_ADAPTER = "uprmc_tap_upstream"
+
+
+def listener_at(place: str) -> str:
+    """Return what answers at a place that was asked without TLS, or that does not speak it.
+
+    Empty = an upr listener, or it is not known.
+    """
+    try:
+        words = stranger(place, _answer(place, None))
+    except (OSError, UnicodeError, ValueError):  # nobody says anything at all
+        return ""
+    if words:
+        return words
+    with suppress(OSError, UnicodeError, ValueError):
+        words = stranger(place, _answer(place, _unverified()))
+        return words or f"the listener at {place} speaks TLS: {WITH_TLS}"
+    with suppress(NodeError, ValueError), NodeConnection(place, _LOOK_S) as connection:
+        for name, value in connection.statistics(""):
+            if name == _OF_TAP_ADAPTER:
+                return (
+                    f"a TAP adapter answers at {place}, which speaks no UPR: name its upstream "
+                    f"{value}"
+                )
+    return ""
+
+
+def _answer(place: str, tls: ssl.SSLContext | None) -> bytes:
+    said = b""
+    for question in (_QUESTION, _NO_REQUEST):
+        plain = connected(parsed(place), _LOOK_S)
+        with plain if tls is None else tls.wrap_socket(plain) as found:
+            said += _said(found, question)
+        if not said.startswith(b"HTTP/"):
+            break
+    return said
+
+
+def _said(found: Any, question: bytes) -> bytes:
+    """Return what a listener says to a question, empty = it hangs up.
+
+    Raises:
+        TimeoutError: it says nothing.
+    """
+    found.sendall(question)
+    said = b""
+    with suppress(ConnectionError, ssl.SSLError):
+        while len(said) < _ANSWER_BYTES and b"\n" not in said:
+            piece = found.recv(_ANSWER_BYTES)
+            if not piece:
+                break
+            said += piece
+    return said
+
+
+def _unverified() -> ssl.SSLContext:
+    """Return how to look at any certificate: nothing is sent that anyone may not know."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from uprmc.cli.arguments import from_pairs
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.cli.serve import from_pairs
 from uprmc.client.connection import NodeError
 from uprmc.config import DEFAULT, SettingInfo, describe, load_with_origins, values_of
 from uprmc.config.sample import sample

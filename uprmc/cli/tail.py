@@ -1,8 +1,9 @@
-"""``uprmc tail``: print the changes of nodes as they happen, over failovers and restarts."""
+"""``uprmc tail`` and ``watch``: changes as they happen, over failovers and restarts."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import os
@@ -15,17 +16,18 @@ from typing import Any
 
 import click
 
-from uprmc.cli.arguments import PREFIX, VBUCKETS, each_once
-from uprmc.cli.change_lines import (
+from uprmc.cli.arguments import PREFIX, VBUCKETS, KeyPattern, each_once
+from uprmc.cli.documents import check_key, client_of
+from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.cli.shown import readable, time_text
+from uprmc.client.blocking import UprClient
+from uprmc.client.change_fields import (
     Rollback,
     Shown,
     SnapshotBegin,
     SnapshotEnd,
-    as_json_line,
-    plain,
+    as_fields,
 )
-from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.client.blocking import UprClient
 from uprmc.client.connection import NodeError
 from uprmc.client.errors import RollbackRefused
 from uprmc.client.follow import RollbackWord
@@ -35,6 +37,55 @@ from uprmc.client.position import Position
 from uprmc.errors import ConfigError
 from uprmc.model import SEQNO_MAX
 from uprmc.remote.ranges import named
+
+# --- events as lines ------------------------------------------------------------------------------
+
+
+__all__ = ["Rollback", "Shown", "SnapshotBegin", "SnapshotEnd", "as_json_line", "plain"]
+
+
+#: A value is cut after so many characters on a line for people.
+_VALUE_CHARACTERS = 60
+
+
+def plain(event: Shown) -> str:
+    """Return an event for people."""
+    if isinstance(event, Change):
+        details = ", ".join(_details(event))
+        value = "" if event.value is None else f'  "{readable(event.value, _VALUE_CHARACTERS)}"'
+        return _line(
+            event.vbucket, event.seqno, event.op, f"{readable(event.key)}{value}  {details}"
+        )
+    if isinstance(event, SnapshotBegin):
+        origin = "disk" if event.from_disk else "memory"
+        return _line(event.vbucket, event.start, "begin", f"snapshot up to {event.end}, {origin}")
+    if isinstance(event, SnapshotEnd):
+        return _line(event.vbucket, event.end, "end", f"snapshot complete, {event.items} changes")
+    return _line(event.vbucket, event.seqno, "rollback", "everything after it is void")
+
+
+def _line(vbucket: int, seqno: int, op: str, rest: str) -> str:
+    return f"{vbucket:>4}:{seqno:<8} {op:<8} {rest}"
+
+
+def _details(change: Change) -> list[str]:
+    found = [f"rev {change.rev}", f"CAS {change.cas}"]
+    if change.flags:
+        found.append(f"flags {change.flags}")
+    if change.expiry:
+        found.append(f"expires {time_text(change.expiry)}")
+    if change.value is not None and len(change.value) > _VALUE_CHARACTERS:
+        found.append(f"{len(change.value):,} bytes")
+    return found
+
+
+def as_json_line(event: Shown) -> str:
+    """Return an event as one line of JSON."""
+    return json.dumps(as_fields(event))
+
+
+# --- tail -----------------------------------------------------------------------------------------
+
 
 _NOW = "now"
 
@@ -402,3 +453,50 @@ class Printer(Handler):
     def rollback(self, vbucket: int, seqno: int) -> bool:
         self.screen.add(Rollback(vbucket, seqno))
         return True
+
+
+# --- watch ----------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("key", metavar="KEY|PATTERN")
+@click.option("--changes-only", is_flag=True, help="Omit what is there at the start.")
+@click.option("--until-now", is_flag=True, help="End after printing what is there at the start.")
+@click.option("--once", is_flag=True, help="End when a node or a stream is lost.")
+@click.option("--keys-only", is_flag=True, help="Omit values; the node does not send them.")
+@talks_to_a_node("Print one JSON object for each change.", several=True)
+def watch(
+    key: str,
+    changes_only: bool,
+    until_now: bool,
+    once: bool,
+    keys_only: bool,
+    node: NodeAccess,
+    as_json: bool,
+) -> int:
+    """Print a document, and each change of it, one per line.
+
+    In a PATTERN, * stands for anything: 'user:*' is all keys that begin so. Quote it for the
+    shell; \\* is a star. The lines are
+    those of "uprmc tail", and it goes on as tail does when a node is lost.
+    """
+    start: Start = "now" if changes_only else "beginning"
+    pattern = KeyPattern(key, whole=True)
+    printer = Printer(Screen(json_lines=as_json), wants=pattern.matches)
+    vbuckets = [] if pattern.key is None else [_vbucket_of(pattern.key, node)]
+    follow(
+        node,
+        printer,
+        vbuckets,
+        start,
+        until_now=until_now,
+        once=once,
+        values=not keys_only,
+    )
+    return 0
+
+
+def _vbucket_of(key: bytes, node: NodeAccess) -> int:
+    check_key(key)
+    with client_of(node) as client:
+        return client.vbucket_of(key)

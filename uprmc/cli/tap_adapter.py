@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from uprmc import units
-from uprmc.cli.arguments import PLACE, Read
-from uprmc.cli.serve import from_pairs
+from uprmc.cli.arguments import PLACE, Read, from_pairs
 from uprmc.config import GIB, KIB, Settings, load
 
 #: Option -> the setting it stands for.

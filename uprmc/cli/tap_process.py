@@ -23,7 +23,7 @@ from twisted.internet.defer import Deferred, inlineCallbacks
 from twisted.internet.threads import deferToThreadPool
 
 from uprmc import __version__
-from uprmc.cli.signals import heed_signals
+from uprmc.cli.process import Process
 from uprmc.client.state import StateRefused
 from uprmc.client.tap_connection import connection_name
 from uprmc.client.tap_state import FileKeeper, MemoryKeeper, TapState
@@ -99,7 +99,8 @@ class TapProcess:
             ConfigError: the state, or a file of TLS, cannot be used.
         """
         settings = read_settings()
-        heed_signals(reactor, read_settings, self._reload, _log)
+        self._process = Process(reactor)
+        self._process.heed_signals(read_settings, self._reload, _log)
         start_logging(settings.log)
         self._reactor = reactor
         self._settings = settings
@@ -126,7 +127,6 @@ class TapProcess:
         self._driver = TapDriver(reactor, StandAlone(self._door), self._clock.monotonic)
         self._listener: Listener | None = None
         self._probe: RemoteUpstream | None = None
-        self._error: BaseException | None = None
 
     def _new_keeper(self) -> FileKeeper | MemoryKeeper:
         if self._state is None:
@@ -148,12 +148,7 @@ class TapProcess:
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code or raises what went wrong."""
-        self._reactor.callWhenRunning(self._start)
-        self._reactor.addSystemEventTrigger("before", "shutdown", self._stop)
-        self._reactor.run()
-        if self._error is not None:
-            raise self._error
-        return 0
+        return self._process.run(self._start, self._stop)
 
     def _start(self) -> None:
         factory = SessionFactory(self._session, self._connections, self._wake_list, "tap")
@@ -165,7 +160,7 @@ class TapProcess:
             backlog=self._settings.server.listen_backlog,
             tls=self._tls,
             mode=unix_mode(self._settings.server.unix_mode, "server.unix_mode"),
-        ).addCallbacks(self._ready, self._failed)
+        ).addCallbacks(self._ready, self._process.failed)
 
     def _ready(self, listener: Listener) -> None:
         self._listener = listener
@@ -175,11 +170,6 @@ class TapProcess:
         words = f"tap={listener.address} upstream={self._upstream_place} pid={os.getpid()}"
         sys.stdout.write(f"uprmc ready {words}\n")
         sys.stdout.flush()
-
-    def _failed(self, failure: Any) -> None:
-        self._error = failure.value
-        if self._reactor.running:
-            self._reactor.stop()
 
     def _reload(self, settings: Settings) -> None:
         if self._tls is not None:

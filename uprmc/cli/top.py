@@ -7,16 +7,254 @@ import json
 import select
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import click
+from rich.console import Group as Lines
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from uprmc.cli.arguments import seconds
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.cli.top_sample import Group, Reading, sample
-from uprmc.cli.top_screen import line, screen
+from uprmc.cli.shown import readable, rounded_size
 from uprmc.client.connection import NodeConnection, NodeError, NoSuchGroup
+
+# --- a sample -------------------------------------------------------------------------------------
+
+
+Group = Mapping[str, str]
+
+#: Operation -> the counters that make it.
+_OPERATIONS = {
+    "get": ("cmd_get",),
+    "set": ("cmd_set",),
+    "delete": ("delete_hits", "delete_misses"),
+    "incr": ("incr_hits", "incr_misses", "decr_hits", "decr_misses"),
+    "touch": ("cmd_touch",),
+    "with_meta": ("ep_num_ops_set_meta", "ep_num_ops_del_meta"),
+}
+
+_NOTHING: Group = {}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The statistics of a node at one moment.
+
+    Attributes:
+        at_s: when, of a monotonic clock.
+        general: the group without a name.
+        more: other groups by name; one that a node does not have is missing.
+    """
+
+    at_s: float
+    general: Group
+    more: Mapping[str, Group]
+
+
+def sample(before: Reading | None, now: Reading) -> dict[str, Any]:
+    """Return what `uprmc top` shows; without a reading before, or after a restart, rates are 0."""
+    if before is not None and before.general.get("pid") != now.general.get("pid"):
+        before = None
+    rate = _rate(before, now)
+    general, more = now.general, now.more
+    level = _level({**general, **more.get("ep", _NOTHING)})
+    return {
+        "version": general.get("uprmc_version", ""),
+        "uptime_s": level("uptime"),
+        "ready": general.get("ep_degraded_mode") == "0",
+        "items": level("curr_items"),
+        "per_s": {name: rate(*counters) for name, counters in _OPERATIONS.items()},
+        "hit_share": _hit_share(before, now),
+        "connections": level("curr_connections"),
+        "received_per_s": rate("bytes_read"),
+        "sent_per_s": rate("bytes_written"),
+        "memory": {
+            "used": level("mem_used"),
+            "quota": level("ep_max_size"),
+            "low_mark": level("ep_mem_low_wat"),
+            "high_mark": level("ep_mem_high_wat"),
+            "process": _level(more.get("memory", _NOTHING))("total_rss_bytes"),
+        },
+        "queue": {
+            "waiting": level("ep_queue_size"),
+            "flushed_per_s": rate("ep_total_persisted"),
+            "commits_per_s": rate("ep_commit_num"),
+            "failures": level("ep_item_commit_failed"),
+            "disk_reads_per_s": rate("ep_bg_fetched"),
+        },
+        "vbuckets": {
+            state: level(f"vb_{state}_num") for state in ("active", "replica", "pending", "dead")
+        },
+        "consumers": _named_rows(more.get("consumers", _NOTHING)),
+        "replication": _named_rows(more.get("replication", _NOTHING), "source_"),
+        "links": _named_rows(more.get("xdcr", _NOTHING), "link_"),
+        "index": more.get("index", _NOTHING).get("state", ""),
+    }
+
+
+def _level(group: Group) -> Callable[[str], int]:
+    return lambda name: _number(group.get(name, "0"))
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        return 0
+
+
+def _rate(before: Reading | None, now: Reading) -> Callable[..., float]:
+    """Return what tells how much counters have grown in a second; a reset counts as nothing."""
+
+    def rate(*counters: str) -> float:
+        if before is None or now.at_s <= before.at_s:
+            return 0.0
+        return round(max(0, _grown(before, now, *counters)) / (now.at_s - before.at_s), 1)
+
+    return rate
+
+
+def _grown(before: Reading, now: Reading, *counters: str) -> int:
+    new, old = (_level({**each.general, **each.more.get("ep", _NOTHING)}) for each in (now, before))
+    return sum(new(name) - old(name) for name in counters)
+
+
+def _hit_share(before: Reading | None, now: Reading) -> float | None:
+    """Return which share of the gets in between found a document, ``None`` = there were none."""
+    if before is None:
+        return None
+    hits, misses = _grown(before, now, "get_hits"), _grown(before, now, "get_misses")
+    return round(hits / (hits + misses), 4) if hits >= 0 <= misses and hits + misses else None
+
+
+def _named_rows(group: Group, prefix: str = "") -> list[dict[str, Any]]:
+    """Return rows of names such as ``PREFIX5:items``, in order."""
+    rows: dict[str, dict[str, Any]] = {}
+    for name, value in group.items():
+        row, colon, what = name.rpartition(":")
+        if colon and row.startswith(prefix):
+            of = row.removeprefix(prefix)
+            rows.setdefault(of, {"name": of})[what] = _value(value)
+    return list(rows.values())
+
+
+def _value(text: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            continue
+    return text
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+#: Rows of each table; there may be thousands of consumers.
+_ROWS = 12
+
+_TABLES = {
+    "consumers": ("name", "kind", "streams", "items", "bytes", "seconds"),
+    "replication": ("name", "state", "vbuckets", "streaming", "lag_items", "lag_s"),
+    "links": ("name", "to", "state", "changes_left", "lag_s", "error"),
+}
+
+
+#: Columns that give way on a narrow terminal; a number that is cut would be another one.
+_TEXTS = ("name", "to", "error")
+
+
+def line(found: dict[str, Any]) -> str:
+    """Return a sample as one line."""
+    some = found["per_s"]
+    memory = found["memory"]
+    parts = [f"{name} {rate:,.0f}/s" for name, rate in some.items() if rate or name in _USUAL]
+    parts += [
+        f"hits {_share(found['hit_share'])}",
+        f"items {found['items']:,}",
+        f"memory {rounded_size(memory['used'])} of {rounded_size(memory['quota'])}",
+        f"queue {found['queue']['waiting']:,}",
+        f"connections {found['connections']:,}",
+        f"lag {_lag(found):,}",
+    ]
+    return "  ".join(parts)
+
+
+_USUAL = ("get", "set")
+
+
+def screen(place: str, found: dict[str, Any], trouble: str) -> RenderableType:
+    """Return a sample as tables, and below what is wrong."""
+    parts: list[RenderableType] = [_head(place, found), _levels(found)]
+    parts += [_rows_of(name, found[name]) for name in _TABLES if found[name]]
+    parts.append(Text(trouble, "bold red") if trouble else Text("q ends", "dim"))
+    return Lines(*parts)
+
+
+def _head(place: str, found: dict[str, Any]) -> Text:
+    hours, seconds = divmod(found["uptime_s"], 3_600)
+    state = "" if found["ready"] else ", not ready: it is warming up"
+    return Text(
+        f"{place}  uprmc {found['version']}, up {hours}:{seconds // 60:02}:{seconds % 60:02}"
+        f"{state}",
+        "bold",
+    )
+
+
+def _levels(found: dict[str, Any]) -> Table:
+    memory, queue = found["memory"], found["queue"]
+    quota = max(1, memory["quota"])
+    states = ", ".join(f"{number} {state}" for state, number in found["vbuckets"].items() if number)
+    rows = {
+        "operations": "  ".join(f"{name} {rate:,.0f}/s" for name, rate in found["per_s"].items()),
+        "hits": _share(found["hit_share"]),
+        "documents": f"{found['items']:,} in {states or 'no'} vBuckets",
+        "memory": f"{rounded_size(memory['used'])} of {rounded_size(memory['quota'])} "
+        f"({memory['used'] / quota:.0%}), process {rounded_size(memory['process'])}",
+        "disk": f"{queue['waiting']:,} waiting, {queue['flushed_per_s']:,.0f} written/s in "
+        f"{queue['commits_per_s']:,.0f} commits/s, {queue['disk_reads_per_s']:,.0f} read/s, "
+        f"{queue['failures']:,} failures",
+        "network": f"{found['connections']:,} connections, "
+        f"{rounded_size(found['received_per_s'])}/s in, {rounded_size(found['sent_per_s'])}/s out",
+        "index": found["index"] or "unknown",
+    }
+    table = Table.grid(padding=(0, 2))
+    for name, text in rows.items():
+        table.add_row(Text(name, "cyan"), Text(text))
+    return table
+
+
+def _rows_of(name: str, rows: list[dict[str, Any]]) -> Table:
+    columns = _TABLES[name]
+    table = Table(title=name, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        head = "" if column == "name" else column.replace("_", " ")
+        table.add_column(head, no_wrap=column not in _TEXTS, overflow="ellipsis")
+    for row in rows[:_ROWS]:
+        table.add_row(*(Text(_cell(row.get(column, ""))) for column in columns))
+    if len(rows) > _ROWS:
+        table.add_row(Text(f"and {len(rows) - _ROWS:,} more"))
+    return table
+
+
+def _cell(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else readable(str(value).encode(), 40)
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{share:.1%}"
+
+
+def _lag(found: dict[str, Any]) -> int:
+    return sum(int(each.get("items", 0)) for each in found["consumers"])
+
+
+# --- the verb -------------------------------------------------------------------------------------
+
 
 _EVERY_MIN_S = 0.1
 

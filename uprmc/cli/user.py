@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from uprmc.cli.shown import table
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials, password_in
 from uprmc.login.scram import ITERATIONS_DEFAULT, ITERATIONS_MAX, ITERATIONS_MIN, prepared
@@ -105,9 +106,8 @@ def list_(as_json: bool, path: str) -> None:
         rows = [{"name": each.name, "roles": sorted(each.roles)} for each in users]
         click.echo(json.dumps(rows))
         return
-    width = max((len(each.name) for each in users), default=0)
-    for each in users:
-        click.echo(f"{each.name:<{width}}  {_listed(each.roles)}")
+    if users:
+        click.echo(table([(each.name, _listed(each.roles)) for each in users]))
 
 
 @user.command()

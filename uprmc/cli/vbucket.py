@@ -10,6 +10,7 @@ import click
 
 from uprmc.cli.arguments import VBUCKETS
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.cli.shown import table
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.errors import ConfigError
 from uprmc.model import VBucketState
@@ -23,6 +24,10 @@ _STATES = click.Choice([state.name.lower() for state in VBucketState], case_sens
 
 #: Value of DEL_VBUCKET: the answer comes when the vBucket is gone from disk.
 _WAIT = b"async=0"
+
+
+_HEADINGS = ("vBucket", "state", "term", "vb_uuid", "high seqno", "persisted", "items")
+_WIDTHS = (">7", "<7", ">5", ">15", ">12", ">12", ">10")
 
 
 class _Row(NamedTuple):
@@ -63,22 +68,13 @@ def list_(states: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([exact(row._asdict()) for row in shown], indent=2))
         return
-    table = [_line("vBucket", "state", "term", "vb_uuid", "high seqno", "persisted", "items")]
-    table += [_line(*row) for row in shown]
-    click.echo("\n".join(table))
+    click.echo(table([_HEADINGS, *shown], _WIDTHS))
 
 
 def _row(number: int, details: dict[str, str]) -> _Row:
     name = f"vb_{number}"
     of_it = ("term", "uuid", "high_seqno", "persisted_seqno", "num_items")
     return _Row(number, details[name], *(int(details.get(f"{name}:{what}", 0)) for what in of_it))
-
-
-def _line(*cells: object) -> str:
-    number, state, *rest = map(str, cells)
-    term, uuid, high, persisted, items = rest
-    begin = f"{number:>7}  {state:<7}  {term:>5}  {uuid:>15}"
-    return f"{begin}  {high:>12}  {persisted:>12}  {items:>10}"
 
 
 # --- set and rm ---------------------------------------------------------------------------------

@@ -13,12 +13,13 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import VBUCKETS, seconds, whole
-from uprmc.cli.change_lines import time_text
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
-from uprmc.cli.shown import readable
+from uprmc.cli.replicas import states
+from uprmc.cli.shown import readable, table, time_text
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.connecting import own_name
 from uprmc.errors import ConfigError
+from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import OPEN_EXTRAS
@@ -43,6 +44,11 @@ _COLUMNS = (
     *("client", "kind", "vBuckets", "building", "limits", "behind", "pinned", "pinned_bytes"),
     *("reported", "expires", "id"),
 )
+
+_WIDTHS = ("<36", "<9", ">8", ">8", ">6", ">12", ">10", ">12", "<20", "<20", "")
+
+_OF_EACH = ("vBucket", "high", "purged", "limit", "client", "kind", "watermark", "floor")
+_WIDTHS_OF_EACH = (">7", ">12", ">12", ">12", "<24", "<9", ">12", ">12")
 
 _WHICH = click.option(
     "--vbuckets", type=VBUCKETS, help="Only these vBuckets.  [default: all that are active]"
@@ -84,19 +90,17 @@ def list_(vbuckets: Sequence[int] | None, node: NodeAccess, as_json: bool) -> No
     if as_json:
         click.echo(json.dumps({"vbuckets": shown}, indent=2))
     elif vbuckets is None:
-        click.echo("\n".join(_by_client(shown)))
+        click.echo(table([_COLUMNS, *_by_client(shown)], _WIDTHS))
     else:
-        click.echo("\n".join(_each(shown)))
+        click.echo(table([_OF_EACH, *_each(shown)], _WIDTHS_OF_EACH))
 
 
-def _by_client(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each client."""
+def _by_client(vbuckets: Iterable[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each client."""
     rows: dict[tuple[str, str], list[tuple[dict[str, Any], dict[str, Any]]]] = {}
     for each in vbuckets:
         for row in each["rows"]:
             rows.setdefault((row["id"], row["kind"]), []).append((each, row))
-    form = "{:<36}  {:<9}  {:>8}  {:>8}  {:>6}  {:>12}  {:>10}  {:>12}  {:<20}  {:<20}  {}".format
-    yield form(*_COLUMNS)
     for (name, kind), found in sorted(rows.items()):
         builds = sum(row["floor"] is not None for _, row in found)
         limits = sum(each["limited_by"] == name for each, _ in found)
@@ -107,24 +111,17 @@ def _by_client(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
         expires = time_text(min(ends)) if ends else "never"
         shown = found[0][1]["name"] or name
         facts = (len(found), builds, limits, behind, *pinned, reported, expires)
-        yield form(shown, kind, *facts, name if shown != name else "").rstrip()
+        yield (shown, kind, *facts, name if shown != name else "")
 
 
-def _each(vbuckets: Iterable[dict[str, Any]]) -> Iterator[str]:
-    """Yield a line for each client of each vBucket, or for a vBucket without any."""
-    yield _line("vBucket", "high", "purged", "limit", "client", "kind", "watermark", "floor")
+def _each(vbuckets: Iterable[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
+    """Yield a row for each client of each vBucket, or for a vBucket without any."""
     for each in vbuckets:
         limits = [each[name] for name in ("vbucket", "high_seqno", "purge_seqno", "limit")]
         for row in each["rows"] or [{}]:
             name = row.get("name") or row.get("id")
             about = [name, *(row.get(what) for what in ("kind", "watermark", "floor"))]
-            yield _line(*limits, *("" if cell is None else cell for cell in about)).rstrip()
-
-
-def _line(*cells: object) -> str:
-    number, high, purged, limit, name, kind, watermark, floor = map(str, cells)
-    begin = f"{number:>7}  {high:>12}  {purged:>12}  {limit:>12}"
-    return f"{begin}  {name:<24}  {kind:<9}  {watermark:>12}  {floor:>12}"
+            yield (*limits, *("" if cell is None else cell for cell in about))
 
 
 def _told_name(meta: str) -> str | None:
@@ -244,17 +241,17 @@ def _send(
 def _chosen(connection: NodeConnection, name: str, op: int) -> list[int]:
     """Return the vBuckets that are active, or those with such a row if it is to be removed."""
     if op == OP_SET:
-        states = connection.statistics("vbucket")
-        return [int(each.removeprefix("vb_")) for each, state in states if state == "active"]
+        found = states(connection)
+        return [number for number, state in found.items() if state is VBucketState.ACTIVE]
     begin = f"row_{name}:"
-    found = [
+    rows = [
         number
         for number, facts in _by_vbucket(connection)
         if any(fact.startswith(begin) for fact in facts)
     ]
-    if not found:
+    if not rows:
         raise NodeError(f"no vBucket has a row {name!r}: say an id, as 'watermarks list' shows it")
-    return found
+    return rows
 
 
 def _open(connection: NodeConnection) -> None:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
 
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
+from uprmc.cli.shown import show, table
 from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError, InvalidArguments
 from uprmc.protocol.header import RequestFrame
@@ -68,10 +69,6 @@ def _whole(node: NodeAccess, verb: str, **given: object) -> Any:
     return whole
 
 
-def _show(value: Any, as_json: bool, text: Callable[[Any], str]) -> None:
-    click.echo(json.dumps(value, indent=2) if as_json else text(value))
-
-
 def _settings(texts: Sequence[str]) -> dict[str, str]:
     try:
         return assignments(texts)
@@ -124,14 +121,14 @@ def create(
         user=user,
         password_file=password_file,
     )
-    _show(found, as_json, lambda made: f"{made['name']}: made")
+    show(found, as_json, lambda made: f"{made['name']}: made")
 
 
 @xdcr.command(name="list")
 @talks_to_a_node("Print one JSON array.")
 def list_(node: NodeAccess, as_json: bool) -> None:
     """List the links of a node."""
-    _show(_command(node, "list"), as_json, lambda rows: _table(_COLUMNS, rows))
+    show(_command(node, "list"), as_json, lambda rows: _table(_COLUMNS, rows))
 
 
 @xdcr.command()
@@ -142,7 +139,7 @@ def status(name: str, node: NodeAccess, as_json: bool) -> None:
 
     It also shows what keeps the link from its work.
     """
-    _show(_whole(node, "status", name=name), as_json, _status_lines)
+    show(_whole(node, "status", name=name), as_json, _status_lines)
 
 
 @xdcr.command()
@@ -150,7 +147,7 @@ def status(name: str, node: NodeAccess, as_json: bool) -> None:
 @talks_to_a_node("Print one JSON object.")
 def pause(name: str, node: NodeAccess, as_json: bool) -> None:
     """Stop sending until the link is resumed; its place is kept."""
-    _show(_command(node, "pause", name=name), as_json, _state_line)
+    show(_command(node, "pause", name=name), as_json, _state_line)
 
 
 @xdcr.command()
@@ -158,7 +155,7 @@ def pause(name: str, node: NodeAccess, as_json: bool) -> None:
 @talks_to_a_node("Print one JSON object.")
 def resume(name: str, node: NodeAccess, as_json: bool) -> None:
     """Send again, after a pause or an error."""
-    _show(_command(node, "resume", name=name), as_json, _state_line)
+    show(_command(node, "resume", name=name), as_json, _state_line)
 
 
 @xdcr.command(name="set")
@@ -168,7 +165,7 @@ def resume(name: str, node: NodeAccess, as_json: bool) -> None:
 def set_(name: str, texts: Sequence[str], node: NodeAccess, as_json: bool) -> None:
     """Change settings of a link while it runs."""
     found = _command(node, "set", name=name, set=_settings(texts))
-    _show(found, as_json, _pairs)
+    show(found, as_json, _pairs)
 
 
 @xdcr.command()
@@ -191,7 +188,7 @@ def reconcile(name: str, dry_run: bool, node: NodeAccess, as_json: bool) -> None
             time.sleep(_POLL_S)
         found = _command(node, "reconciled", name=name, first=len(rows))
         rows += found["vbuckets"]
-    _show({**found, "vbuckets": rows}, as_json, _compared_lines)
+    show({**found, "vbuckets": rows}, as_json, _compared_lines)
     if found["error"]:
         raise NodeError(f"{found['error']}; {found['done']} of {found['of']} vBuckets are done")
 
@@ -205,7 +202,7 @@ def delete(name: str, node: NodeAccess, as_json: bool) -> None:
     The target keeps its documents.
     """
     found = _command(node, "delete", name=name)
-    _show(found, as_json, lambda gone: f"{gone['name']}: deleted")
+    show(found, as_json, lambda gone: f"{gone['name']}: deleted")
 
 
 @xdcr.command()
@@ -213,7 +210,7 @@ def delete(name: str, node: NodeAccess, as_json: bool) -> None:
 @talks_to_a_node("Print one JSON object.")
 def checkpoint(name: str, node: NodeAccess, as_json: bool) -> None:
     """Write a checkpoint now."""
-    _show(_command(node, "checkpoint", name=name), as_json, _state_line)
+    show(_command(node, "checkpoint", name=name), as_json, _state_line)
 
 
 @xdcr.command()
@@ -226,7 +223,7 @@ def checkpoints(name: str, node: NodeAccess, as_json: bool) -> None:
     """
     found = _whole(node, "checkpoints", name=name)
     kinds = ("own",) if name else ("own", "received", "transitive")
-    _show(found, as_json, lambda value: _table(_RECORD_COLUMNS, _records_of(value, kinds)))
+    show(found, as_json, lambda value: _table(_RECORD_COLUMNS, _records_of(value, kinds)))
 
 
 # --- for people ---------------------------------------------------------------------------------
@@ -281,9 +278,4 @@ def _plain(value: Any) -> str:
 
 
 def _table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    cells = [columns, *([str(row[name]) for name in columns] for row in rows)]
-    widths = [max(len(line[place]) for line in cells) for place in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in cells
-    )
+    return table([columns, *([row[name] for name in columns] for row in rows)])

@@ -65,9 +65,7 @@ def from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def load(
-    file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]
-) -> Settings:
+def load(file: Path | None, environment: Mapping[str, str], options: Mapping[str, Any]) -> Settings:
     """Combine file, environment and command line options, later ones winning."""
     return load_with_origins(file, environment, options).settings
 

@@ -1,6 +1,6 @@
 """How long work reports how far it is: plain values, given to a function on the driver.
 
-The command line draws a bar or lines from them (`uprmc.cli.bulk_progress`); otherwise
+The command line draws a bar or lines from them (`uprmc.cli.bulk`); otherwise
 `unseen` takes them. Calls are cheap and may come often: the display decides how often to show.
 """
 

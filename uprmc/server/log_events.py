@@ -45,6 +45,9 @@ EVENTS = {
         "The data directory is a copy, or an older state that was put back: the reason, and the "
         "new uuid of the bucket. Each active vBucket begins a new branch."
     ),
+    "node.core_interpreted": _warn(
+        "The compiled core cannot be used: the reason. The node works, and is slower."
+    ),
     "warmup.progress": _info("Warm-up is running: its state, and the keys loaded so far."),
     "node.warmed_up": _info(
         "The node serves clients: keys and values loaded, seconds it took, and whether the last "

@@ -1,4 +1,4 @@
-"""Options that the bulk verbs share, and what they come to: access and an engine.
+"""What the bulk verbs share: options, access and an engine, progress, report, and interruption.
 
 Values are read by the same readers as those of ``spark.read.format("uprmc")``, so a size or a
 range of vBuckets is written alike in both places.
@@ -9,28 +9,37 @@ from __future__ import annotations
 import math
 import os
 import re
+import signal
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from uprmc import units
 from uprmc.cli import arguments
 from uprmc.cli.arguments import Read, whole
-from uprmc.cli.client_file import from_file
-from uprmc.cli.node_access import ANSWER_S, DEFAULT_NODE, login_options, tls_options
+from uprmc.cli.node_access import ANSWER_S, DEFAULT_NODE, from_file, login_options, tls_options
 from uprmc.cli.usage import in_one_line
 from uprmc.columnar.access import Access, Tls
-from uprmc.columnar.errors import BadOption, SparkError
+from uprmc.columnar.errors import BadOption, MissingPackage, SparkError, Unreachable
 from uprmc.columnar.option import table
+from uprmc.errors import Interrupted
+from uprmc.jobs.files import write_whole
+from uprmc.jobs.progress import Step
 
 if TYPE_CHECKING:
     from uprmc.columnar.write_options import OnError
     from uprmc.jobs.engines import Engine
+
+# --- options --------------------------------------------------------------------------------------
 
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -95,7 +104,7 @@ _CONNECTING = (
         help=f"upr listeners of the nodes. One of a cluster is enough.  [default: {DEFAULT_NODE}]",
     ),
     declared(Access, "bucket"),
-    *login_options(user="username", more_names=("--username",)),
+    *login_options(),
     declared(Access, "password_env"),
     *tls_options(),
     declared(Tls, "cert_file", type=_FILE),
@@ -104,7 +113,6 @@ _CONNECTING = (
         Access,
         "connect_timeout_s",
         "--timeout",
-        "--connect-timeout",
         "connect_timeout",
         envvar="UPRMC_TIMEOUT",
         default=from_file("timeout", f"{ANSWER_S:g}s"),
@@ -197,7 +205,7 @@ def bad_rows(function: _Function) -> _Function:
 
 #: What `split` gives to `access_of`, `engine_of` and `bulk_run.running`.
 _ACCESS_NAMES = (
-    *("servers", "bucket", "username", "password_file", "password_env"),
+    *("servers", "bucket", "user", "password_file", "password_env"),
     *("tls", "tls_ca", "tls_cert_file", "tls_key_file", "no_tls_verify"),
     *("connect_timeout", "read_timeout"),
 )
@@ -235,8 +243,9 @@ class Common:
         found = {name: value for name, value in self.connecting.items() if value not in (None, "")}
         if found.pop("no_tls_verify"):
             found["tls_verify"], found["tls"] = "false", True
-        if "tls_ca" in found:
-            found["tls_ca_file"] = found.pop("tls_ca")
+        for ours, theirs in (("user", "username"), ("tls_ca", "tls_ca_file")):
+            if ours in found:
+                found[theirs] = found.pop(ours)
         if not found.pop("tls"):
             return {name: str(value) for name, value in found.items()}
         return {name: str(value) for name, value in found.items()} | {"tls": "true"}
@@ -375,3 +384,214 @@ def _settings(
             raise BadOption(f"--conf {each}: say NAME=VALUE")
         settings[name] = value
     return settings
+
+
+# --- the work -------------------------------------------------------------------------------------
+# A package that is missing becomes a sentence that says what to install. Ctrl-C, SIGTERM and a node
+# that is lost become one line that says whether the same command goes on where it stopped.
+
+
+_PACKAGES = ("pyspark", "pyarrow", "numpy", "pandas", "py4j", "grpc", "google")
+
+
+class Report(Protocol):
+    """What every verb comes to."""
+
+    def to_json(self) -> str:
+        """Return it as one line of JSON."""
+
+    def summary(self) -> str:
+        """Return it for people."""
+
+
+#: Says, from the newest step, what happens when the same command runs again.
+Afterwards = Callable[[Step | None], str]
+
+
+@contextmanager
+def running(
+    *, progress: str, as_json: bool, report: Path | None, afterwards: Afterwards
+) -> Iterator[Run]:
+    """Yield a `Run` whose progress is shown and whose report is printed.
+
+    Raises:
+        Interrupted: by Ctrl-C or SIGTERM.
+        MissingPackage: an import failed that an extra would have brought.
+        BadOption: the report cannot be written where it is to go.
+    """
+    if report is not None and not os.access(report.resolve().parent, os.W_OK):
+        raise BadOption(f"--report {report}: no such directory, or it cannot be written")
+    shown = Shown("none" if as_json and progress == "auto" else progress)
+    with _terminated_like_interrupted():
+        try:
+            with shown:
+                run = Run(shown)
+                yield run
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted: {afterwards(shown.last)}") from None
+        except Unreachable as error:
+            if shown.last is not None:
+                error.text += f"; {afterwards(shown.last)}"
+            raise
+        except ImportError as error:
+            raise _missing(error) from error
+    if run.report is not None:
+        _tell(run.report, as_json, report)
+
+
+class Run:
+    """One piece of work.
+
+    Attributes:
+        progress: takes its steps.
+        report: what it came to, once that is set.
+    """
+
+    def __init__(self, progress: Shown) -> None:
+        self.progress = progress
+        self.report: Report | None = None
+
+
+def _missing(error: ImportError) -> Exception:
+    package = (error.name or "").partition(".")[0]
+    if package not in _PACKAGES:
+        # pyspark's own checks raise their errors without a name.
+        package = next((name for name in _PACKAGES if name in str(error)), "")
+        if not package:
+            return error
+    extra, hint = "spark", ", or say --engine local"
+    if package in ("pyarrow", "numpy"):
+        extra, hint = "arrow", " (in a source tree: pip install -e '.[arrow]')"
+    return MissingPackage(f"{package} is missing: pip install 'uprmc[{extra}]'{hint}")
+
+
+def _tell(report: Report, as_json: bool, path: Path | None) -> None:
+    text = report.to_json()
+    if path is not None:
+        _written(path, text + "\n")
+    click.echo(text if as_json else report.summary())
+
+
+def _written(path: Path, text: str) -> None:
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise BadOption(f"--report {path}: {error.strerror}") from None
+
+
+@contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """Have SIGTERM end the work in the same order as Ctrl-C does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# --- how it gets on -------------------------------------------------------------------------------
+# A bar, a line now and then, or nothing, on standard error: standard output is for the report.
+
+
+LINE_EVERY_S = 10.0
+
+
+class Shown:
+    """Takes the steps of some work; use it in a ``with`` statement.
+
+    Args:
+        how: ``auto``, ``bar``, ``plain`` or ``none``.
+        stream: where to; standard error if it is ``None``.
+        every_s: between two lines.
+
+    Attributes:
+        last: the newest step, ``None`` before the first.
+    """
+
+    def __init__(
+        self, how: str, stream: IO[str] | None = None, every_s: float = LINE_EVERY_S
+    ) -> None:
+        self.last: Step | None = None
+        self._stream = stream or _own_stderr()
+        self._own = stream is None and self._stream is not sys.stderr
+        if how == "auto":
+            how = "bar" if self._stream.isatty() else "plain"
+        self._how, self._every_s = how, every_s
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._bar: Progress | None = None
+        self._task: Any = None
+        self._writer: threading.Thread | None = None
+
+    def __call__(self, step: Step) -> None:
+        """Take a step."""
+        if self.last is None or step.what != self.last.what:
+            self._began = time.monotonic()
+        self.last = step
+        if self._bar is not None:
+            self._bar.update(
+                self._task,
+                description=step.what,
+                completed=step.done,
+                total=step.of,
+                figures=self._figures(step),
+            )
+
+    def __enter__(self) -> Shown:
+        if self._how == "bar":
+            self._bar = Progress(
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeRemainingColumn(),
+                console=Console(file=self._stream, force_terminal=True),
+                transient=True,
+            )
+            self._task = self._bar.add_task("starting", total=None, figures="")
+            self._bar.start()
+        elif self._how == "plain":
+            self._writer = threading.Thread(target=self._write_lines, daemon=True)
+            self._writer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        if self._bar is not None:
+            self._bar.stop()
+        if self._writer is not None:
+            self._writer.join()
+        if self._own:
+            self._stream.close()
+
+    def _write_lines(self) -> None:
+        while not self._ended.wait(self._every_s):
+            if self.last is not None:
+                self._stream.write(line_of(self.last, self._figures(self.last)) + "\n")
+                self._stream.flush()
+
+    def _figures(self, step: Step) -> str:
+        seconds = max(time.monotonic() - self._began, 0.001)
+        words = []
+        if step.rows:
+            words += [f"{step.rows:,} rows", f"{step.rows / seconds:,.0f} rows/s"]
+        if step.size_bytes:
+            words.append(f"{step.size_bytes / seconds / 1e6:,.1f} MB/s")
+        return ", ".join(words)
+
+
+def _own_stderr() -> IO[str]:
+    """Return standard error as it is now: while Spark starts, its own is another one."""
+    try:
+        return os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
+    except (OSError, ValueError):
+        return sys.stderr
+
+
+def line_of(step: Step, figures: str) -> str:
+    """Return a step as a plain line."""
+    of = f" of {step.of:,}" if step.of is not None else ""
+    return f"uprmc: {step.what}: {step.done:,}{of} tasks" + (f", {figures}" if figures else "")
