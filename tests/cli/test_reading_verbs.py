@@ -22,6 +22,7 @@ from uprmc.client.connection import NodeConnection
 from uprmc.client.forgetting import forget
 from uprmc.client.kv import KvClient
 from uprmc.client.lease import Lease
+from uprmc.model import vbucket_of
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.remote.features import Handshake
@@ -70,8 +71,7 @@ def here(capsys: pytest.CaptureFixture[str]) -> Here:
 @pytest.fixture
 def run(here: Here, tmp_path: Path) -> Run:
     def run(verb: str, node: object) -> Any:
-        with KvClient(str(node)) as kv:
-            key = next(each for each in DOCUMENTS if kv.vbucket_of(each) == AWAY).decode()
+        key = next(each for each in DOCUMENTS if vbucket_of(each, COUNT) == AWAY).decode()
         return here(*verb.format(node=node, key=key, dir=tmp_path).split())
 
     return run
@@ -143,6 +143,29 @@ def test_a_node_behind_a_forwarded_port_is_reached_there_alone(
         assert run(verb, proxy.address).code == 0
         with pytest.raises(BlockingIOError):
             elsewhere.accept()
+
+
+@VERBS
+def test_a_node_that_its_map_calls_otherwise_is_one_node(
+    verb: str, run: Run, server: ServerProcess, set_map: Callable[[bytes], None]
+) -> None:
+    """One map for all nodes marks none of them, and whoever dials a tunnel knows another name."""
+    inner = {"serverList": [str(server.upr)], "vBucketMap": [[0]] * COUNT}
+    set_map(json.dumps({"vBucketServerMap": inner}).encode())
+    with Proxy(server.upr) as proxy:
+        assert run(verb, proxy.address).code == 0
+
+
+@pytest.mark.parametrize("verb", [READING[each] for each in ("a document", "mirror", "export")])
+def test_a_map_with_too_few_vbuckets_hides_nothing(
+    verb: str, run: Run, server: ServerProcess, set_map: Callable[[bytes], None]
+) -> None:
+    for few in (COUNT - 1, COUNT // 2):
+        inner = {"serverList": [str(server.upr)], "vBucketMap": [[0]] * few}
+        set_map(json.dumps({"vBucketServerMap": inner}).encode())
+        ended = run(verb, server.upr)
+        assert few % 2 == 0 or ended.code == 0, "keys are spread over a power of two"
+        assert ended.code == 0 or "set another map there" in ended.err
 
 
 @VERBS

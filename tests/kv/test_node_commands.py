@@ -405,7 +405,18 @@ def test_a_map_that_was_set_is_answered_as_it_is(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"{", b"5", b"[]", b'"{}"', b"\xff\xfe{}", b"[" * 100_000, b"9" * 10_000]
+    "text",
+    [
+        b"{",
+        b"5",
+        b"[]",
+        b'{"rev": NaN}',
+        "{}".encode("utf-16"),
+        b'"{}"',
+        b"\xff\xfe{}",
+        b"[" * 100_000,
+        b"9" * 10_000,
+    ],
 )
 def test_a_map_must_be_a_json_object(rig: Rig, text: bytes) -> None:
     peer = mapped(rig, upr="127.0.0.1:21500")

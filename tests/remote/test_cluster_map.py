@@ -17,7 +17,7 @@ def _read(text: bytes, status: int = 0) -> ClusterMap | None:
 
 
 def _text(outer: dict[str, Any] | None = None, **changes: Any) -> bytes:
-    inner = {"serverList": ["$HOST:1", "b:2"], "vBucketMap": [[0], [1], [-1]]} | changes
+    inner = {"serverList": ["$HOST:1", "b:2"], "vBucketMap": [[0], [1], [-1], [0]]} | changes
     return json.dumps({"vBucketServerMap": inner} | (outer or {})).encode()
 
 
@@ -28,12 +28,12 @@ def _map(outer: dict[str, Any] | None = None, **changes: Any) -> ClusterMap:
 
 
 def test_a_map_tells_nodes_and_how_many_vbuckets() -> None:
-    assert _map({"uuid": "12ab"}) == ClusterMap(3, ("$HOST:1", "b:2"), bucket_uuid="12ab")
+    assert _map({"uuid": "12ab"}) == ClusterMap(4, ("$HOST:1", "b:2"), bucket_uuid="12ab")
 
 
 def test_terms_are_told_where_the_map_has_them() -> None:
-    found = _map(terms=[3, 0, "x", 7])
-    assert [found.term(number) for number in range(4)] == [3, 0, 0, 0]
+    found = _map(terms=[3, 0, "x", 7, 9])
+    assert [found.term(number) for number in range(5)] == [3, 0, 0, 7, 0]
     found = _map(terms=[2**63 - 1, 2**63, -1])
     assert [found.term(number) for number in range(3)] == [2**63 - 1, 0, 0]
 
@@ -50,6 +50,7 @@ def test_terms_are_told_where_the_map_has_them() -> None:
         b'{"vBucketServerMap": 5}',
         _text(vBucketMap=5),
         _text(vBucketMap=[]),
+        _text(vBucketMap=[[0]] * 3),
         _text(serverList="a:1"),
         _text(terms=5),
         _text(vBucketMap=[0] * (VBUCKETS_MAX + 1)),

@@ -104,9 +104,10 @@ class UprCore:
 
     def connected(self, place: str, now: float) -> Generator[Any, Any, NodeSession]:
         """Return the session of a new connection to a node."""
+        node = self.nodes.named(place)
         session = NodeSession(
             place,
-            self.options.name,
+            node.consumer_name(self.options.name),
             wants_values=self.options.values,
             buffer_bytes=self.options.buffer_bytes,
             noop_interval_s=self.options.noop_interval_s,
@@ -115,7 +116,7 @@ class UprCore:
             credentials=self.options.credentials,
             tls=self.options.tls,
         )
-        self.nodes.named(place).connected(session, now)
+        node.connected(session, now)
         self._starts.connected(session)
         yield from session.advance(self._polling.open(session))
         return session

@@ -157,9 +157,11 @@ class KvMap:
         try:
             connection = self._dialled(place)
             self._learn(place, connection)
-            return _active(connection, terms=connection in self._with_terms)
-        except _Disagreement:
-            raise
+            active = _active(connection, terms=connection in self._with_terms)
+            self._placement.check_active(place, active)
+            return active
+        except OtherBucket as error:
+            raise _Disagreement(f"the node at {error}") from None
         except NodeError:
             if place in self._connections:
                 self.drop(self._connections[place])
@@ -178,12 +180,9 @@ class KvMap:
 
     def _learn(self, place: str, connection: NodeConnection) -> None:
         """Take from the node's map how many vBuckets there are, and which other nodes."""
-        try:
-            self._placement.take_map(place, connection.ask(_MAP))
-            if not self.vbuckets:
-                self._placement.take_count(place, connection.vbuckets())
-        except OtherBucket as error:
-            raise _Disagreement(f"the node at {error}") from None
+        self._placement.take_map(place, connection.ask(_MAP))
+        if not self.vbuckets:
+            self._placement.take_count(place, connection.vbuckets())
 
     def _tell(self, place: str, frames: list[RequestFrame]) -> None:
         """Tell a node that another one was promoted; whether it may be told is its affair."""

@@ -21,6 +21,9 @@ from uprmc.remote.retry import Backoff
 DELAY_MIN_S = 0.1
 DELAY_MAX_S = 5.0
 
+#: Producers take no longer name of a connection.
+_NAME_MAX_BYTES = 200
+
 #: A connection that lived so long was a good one.
 _GOOD_S = 10.0
 
@@ -33,6 +36,8 @@ class Node:
 
     Attributes:
         place: HOST:PORT.
+        learnt: a map named it, and not the program. It may be a node that the program named
+            otherwise: such as by ``localhost``, or by the port of a tunnel.
         session: the connection, ``None`` = there is none.
         dialling: somebody is about to connect.
         error: why the last connection ended or did not come about.
@@ -44,11 +49,11 @@ class Node:
         since: when the connection was made.
     """
 
-    __slots__ = ("_endings", "asked_at", "backoff", "dialling", "error", "failed", "place",
-                 "polled", "session", "since", "told_at")  # fmt: skip
+    __slots__ = ("_endings", "asked_at", "backoff", "dialling", "error", "failed", "learnt",
+                 "place", "polled", "session", "since", "told_at")  # fmt: skip
 
-    def __init__(self, place: str) -> None:
-        self.place = place
+    def __init__(self, place: str, *, learnt: bool = False) -> None:
+        self.place, self.learnt = place, learnt
         self.session: NodeSession | None = None
         self.dialling = False
         self.error: ClientError | None = None
@@ -56,6 +61,15 @@ class Node:
         self.backoff = Backoff(DELAY_MIN_S, DELAY_MAX_S)
         self.since = self.asked_at = self.told_at = 0.0
         self._endings = 0
+
+    def consumer_name(self, name: str) -> str:
+        """Return what a consumer of this name is called here.
+
+        A node takes a second connection of the same name for the successor of the first.
+        """
+        longer = f"{name}@{self.place}"
+        fits = len(longer.encode()) <= _NAME_MAX_BYTES
+        return longer if self.learnt and fits else name
 
     def connected(self, session: NodeSession, now: float) -> None:
         """There is a connection."""
@@ -119,7 +133,7 @@ class Nodes:
         for place in places:
             if place not in self._nodes and len(self._nodes) < NODES_MAX:
                 try:
-                    self._nodes[place] = Node(check_place(place))
+                    self._nodes[place] = Node(check_place(place), learnt=True)
                 except MisuseError:
                     continue
 
@@ -167,13 +181,12 @@ class Nodes:
     # --- who has a vBucket ----------------------------------------------------------------------
 
     def numbers(self) -> frozenset[int]:
-        """Return the vBuckets of the bucket: those of the cluster map, else all that nodes have."""
+        """Return the vBuckets of the bucket: those of the cluster map, and all that nodes have."""
         found: frozenset[int] = frozenset()
         for session in self.sessions():
+            found |= session.facts.numbers | session.facts.active.keys()
             if session.facts.map is not None:
                 found |= frozenset(range(session.facts.map.vbuckets))
-            else:
-                found |= session.facts.numbers | session.facts.active.keys()
         return found
 
     def disputed(self) -> set[int]:

@@ -277,9 +277,13 @@ class Nodes:
         try:
             connection = self.connection(place)
             self._learn(connection)
-            return _told(VBucketState.ACTIVE, connection)
+            told = _told(VBucketState.ACTIVE, connection)
+            self._placement.check_active(place, told)
+            return told
         except BaseException as error:
             self.drop(place)
+            if isinstance(error, OtherBucket):
+                raise VBucketsChanged(str(error)) from None
             if not (kept and isinstance(error, Unreachable)):
                 raise
         return self._told_by(place)
@@ -287,14 +291,11 @@ class Nodes:
     def _learn(self, connection: Connection) -> None:
         """Take from the node's map how many vBuckets there are, and which other nodes."""
         (answer,) = connection.ask([RequestFrame(Opcode.GET_CLUSTER_CONFIG)])
-        try:
-            self._placement.take_map(connection.place, answer)
-            if not self.vbuckets:
-                with suppress(Refused):
-                    count = count_in(connection.stats(COUNT_GROUP))
-                    self._placement.take_count(connection.place, count)
-        except OtherBucket as error:
-            raise VBucketsChanged(str(error)) from None
+        self._placement.take_map(connection.place, answer)
+        if not self.vbuckets:
+            with suppress(Refused):
+                count = count_in(connection.stats(COUNT_GROUP))
+                self._placement.take_count(connection.place, count)
 
     def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, FailoverLog]:
         """Return failover logs, none if the node does not tell."""

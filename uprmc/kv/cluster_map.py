@@ -162,9 +162,14 @@ def terms_of(text: bytes) -> list[int]:
 def json_object(text: bytes) -> dict[str, Any]:
     """Return the JSON object in `text`; raises `InvalidArguments` if there is none."""
     try:
-        document = json.loads(text)
+        document = json.loads(text.decode(), parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"not JSON: {error}") from None
     if not isinstance(document, dict):
         raise InvalidArguments("not a JSON object")
     return document
+
+
+def _refuse(name: str) -> None:
+    """Refuse what only Python takes for JSON: others could not read the map."""
+    raise ValueError(f"{name} is no number")

@@ -94,8 +94,8 @@ def map_of(answer: ResponseFrame) -> ClusterMap | None:
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
-    if not 0 < count <= VBUCKETS_MAX:
-        return None
+    if not 0 < count <= VBUCKETS_MAX or count.bit_count() != 1:
+        return None  # keys are spread over a power of two
     this, outside = _described(whole, servers)
     known = tuple(
         each if type(each) is int and 0 <= each <= TERM_MAX else 0 for each in terms[:count]

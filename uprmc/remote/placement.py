@@ -195,6 +195,18 @@ class Placement:
                 "belongs to another bucket; leave it out"
             )
 
+    def check_active(self, place: str, vbuckets: Iterable[int]) -> None:
+        """Compare what a node has active with the number that there is; raises `OtherBucket`.
+
+        Under a map that is too short keys would be looked for, and stored, where nobody else does.
+        """
+        highest = max(vbuckets, default=-1)
+        if highest >= self.vbuckets > 0:
+            raise OtherBucket(
+                f"{place} has vBucket {highest}, and by its cluster map there are only "
+                f"{self.vbuckets}: set another map there"
+            )
+
     def settle(self, told: Mapping[str, Mapping[int, int]], logs_at: LogsAt) -> None:
         """Choose for each vBucket by terms, and where these are equal by failover logs.
 
