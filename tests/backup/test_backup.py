@@ -32,7 +32,7 @@ from tests.bulk.world import (
     stop_persistence,
     store,
 )
-from uprmc.backup import backups, plans
+from uprmc.backup import backups
 from uprmc.backup.backups import backup
 from uprmc.backup.manifest import Manifest, read_manifest
 from uprmc.backup.repository import Repository
@@ -384,7 +384,7 @@ def test_a_flush_while_it_is_planned_begins_it_again(
     source: ServerProcess, target: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store(source, numbered(50))
-    present, times = plans.logs_of, []
+    present, times = backups.logs_of, []
 
     def flushed_at_first(*given: Any) -> Any:
         if not times:
@@ -392,7 +392,7 @@ def test_a_flush_while_it_is_planned_begins_it_again(
             store(source, numbered(5, value="after"))
         return present(*given)
 
-    monkeypatch.setattr(plans, "logs_of", flushed_at_first)
+    monkeypatch.setattr(backups, "logs_of", flushed_at_first)
     assert add(source, tmp_path / "b").rows == 5
     assert_restored(tmp_path / "b", target, 0, states(source))
 

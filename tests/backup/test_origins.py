@@ -15,8 +15,7 @@ from interop.wire import Wire, frame
 from tests.bulk.here import remove
 from tests.bulk.world import HERE, access_to, start, store
 from uprmc.backup.backups import backup
-from uprmc.backup.origins import with_origins
-from uprmc.backup.restoring import restore
+from uprmc.backup.restoring import restore, with_origins
 from uprmc.model import Origin, vbucket_of
 from uprmc.protocol.origins import decode_origin, encode_origin
 from uprmc.rollback import origin_here

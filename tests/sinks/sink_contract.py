@@ -39,7 +39,7 @@ _POINTS_MAX = 150
 
 
 class Lines:
-    """A reader of lines of JSON, as `uprmc.sinks.records` tells to read them.
+    """A reader of lines of JSON, as `uprmc.sinks.sink` tells to read them.
 
     Attributes:
         documents: by vBucket.

@@ -23,8 +23,7 @@ from tests.bulk.world import flush
 from tests.spark.stream_rows import Changes, Row
 from uprmc.columnar.errors import BadFile, BadOption, RolledBack
 from uprmc.jobs.engines import LocalEngine
-from uprmc.spark.feed_checkpoint import KEPT_BATCHES, Checkpoint
-from uprmc.spark.feeding import FeedReport, error_of, feed
+from uprmc.spark.feeding import KEPT_BATCHES, Checkpoint, FeedReport, error_of, feed
 from uprmc.spark.offsets import Offset
 
 

@@ -15,12 +15,11 @@ from uprmc.model import SEQNO_MAX, Item
 from uprmc.record import pack, seqno_of
 from uprmc.storage import layout, segments
 from uprmc.storage.check import check_directory
-from uprmc.storage.directory import open_directory
+from uprmc.storage.directory import PLACE_FILE, open_directory
 from uprmc.storage.interface import Batch, Damaged, DamagedRecords, StoreView, VBucketChange
 from uprmc.storage.lmdb_files import DATA_FILE
 from uprmc.storage.lmdb_pages import check_pages
 from uprmc.storage.lmdb_store import LmdbStore
-from uprmc.storage.whereabouts import PLACE_FILE
 
 ITEMS = [live(b"k%d" % seqno, seqno, b"value-%d" % seqno) for seqno in range(1, 9)]
 KEYS = [item.key for item in ITEMS]

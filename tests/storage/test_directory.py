@@ -14,10 +14,9 @@ from tests.contracts.store_values import by_seq, live, write
 from tests.storage.processes import ROOT, claim, python_command, run_python
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreRefused, StoreTaken
-from uprmc.storage.directory import GUARD_FILE, open_directory
+from uprmc.storage.directory import GUARD_FILE, PLACE_FILE, open_directory
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE
-from uprmc.storage.whereabouts import PLACE_FILE
 
 
 @pytest.fixture

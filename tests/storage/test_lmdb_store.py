@@ -33,8 +33,7 @@ from uprmc.storage import layout, segments
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, Store, StoreView
 from uprmc.storage.layout import FORMAT_VERSION, Identity
-from uprmc.storage.lmdb_files import DATA_FILE, LmdbFiles
-from uprmc.storage.lmdb_pinned import freed_by_newest
+from uprmc.storage.lmdb_files import DATA_FILE, LmdbFiles, freed_by_newest
 from uprmc.storage.lmdb_store import LmdbStore
 
 MIB = 1 << 20

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from uprmc.storage import read_ahead
+from uprmc.storage import lmdb_files
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, Store
 
@@ -47,7 +47,7 @@ def opened(path: Path) -> Iterator[Store]:
 @pytest.fixture
 def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pretend that next to nothing fits into memory."""
-    monkeypatch.setattr(read_ahead, "memory_bytes", lambda: 100)
+    monkeypatch.setattr(lmdb_files, "memory_bytes", lambda: 100)
 
 
 def test_a_file_that_fits_into_memory_is_read_ahead(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_larger_one_only_while_somebody_scans(
 def test_a_file_that_outgrows_memory_is_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "memory_bytes", lambda: 200_000)
+    monkeypatch.setattr(lmdb_files, "memory_bytes", lambda: 200_000)
     with opened(tmp_path) as store:
         assert RANDOM not in flags_of(tmp_path / "data.mdb")
         for _ in range(2):
@@ -98,8 +98,8 @@ def test_a_file_that_outgrows_memory_is_noticed(
 def test_where_the_system_tells_nothing_all_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read_ahead, "_MAPS", tmp_path / "nowhere")
-    monkeypatch.setattr(read_ahead, "memory_bytes", lambda: 100)
+    monkeypatch.setattr(lmdb_files, "_MAPS", tmp_path / "nowhere")
+    monkeypatch.setattr(lmdb_files, "memory_bytes", lambda: 100)
     with opened(tmp_path / "data") as store:
         view = store.view()
         assert list(view.records_after(0, 0)) == []
@@ -108,8 +108,8 @@ def test_where_the_system_tells_nothing_all_works(
 
 def test_a_limit_of_the_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(read_ahead, "_CGROUP_LIMITS", (tmp_path / "absent", limit))
+    monkeypatch.setattr(lmdb_files, "_CGROUP_LIMITS", (tmp_path / "absent", limit))
     limit.write_text("max\n")
-    machine = read_ahead.memory_bytes()
+    machine = lmdb_files.memory_bytes()
     limit.write_text("5000000\n")
-    assert read_ahead.memory_bytes() == 5_000_000 < machine
+    assert lmdb_files.memory_bytes() == 5_000_000 < machine

@@ -21,7 +21,7 @@ from uprmc.config import StorageSettings
 from uprmc.errors import StoreMapFull
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import unpack
-from uprmc.storage import lmdb_commit, segments
+from uprmc.storage import lmdb_store, segments
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import Batch, StoreView
 from uprmc.storage.lmdb_store import LmdbStore
@@ -195,7 +195,7 @@ class SweepingMachine(StoreMachine):
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(segments, "_STALE_FREE", 0)
         self.patch.setattr(segments, "_LIVE_FOR_STALE", 1_000)
-        self.patch.setattr(lmdb_commit, "_SWEPT_TOGETHER", 4)
+        self.patch.setattr(lmdb_store, "_SWEPT_TOGETHER", 4)
 
     def teardown(self) -> None:
         self.patch.undo()

@@ -9,20 +9,21 @@ from pathlib import Path
 import pytest
 
 from uprmc.errors import StoreCorrupt, StoreRefused
-from uprmc.storage.directory import begin_new_history, open_directory
+from uprmc.storage.directory import (
+    PLACE_FILE,
+    File,
+    Place,
+    begin_new_history,
+    difference,
+    file_at,
+    open_directory,
+    pack_place,
+    unpack_place,
+)
 from uprmc.storage.interface import CLEAN_MARK, Batch
 from uprmc.storage.layout import PLACE_KEY, Identity, pack_identity
 from uprmc.storage.lmdb_files import DATA_FILE
 from uprmc.storage.lmdb_store import LmdbStore
-from uprmc.storage.whereabouts import (
-    PLACE_FILE,
-    File,
-    Place,
-    difference,
-    file_at,
-    pack_place,
-    unpack_place,
-)
 
 FILE = File(64_769, 2_252_971, 1_795_516_953_000_000_001)
 

@@ -12,12 +12,17 @@ Deletions count only if that is asked for: nodes may forget them at different ti
 
 from __future__ import annotations
 
+import base64
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from uprmc.backup.checking import check_increments
 from uprmc.backup.comparing import (
@@ -26,34 +31,220 @@ from uprmc.backup.comparing import (
     ONLY_B,
     Compared,
     CompareTask,
+    Difference,
     DigestTask,
+    FileSource,
+    NodeSource,
     OverwriteTask,
     Rules,
+    Source,
+    Version,
     compare,
     overwrite,
     take_digests,
 )
-from uprmc.backup.differences import write_differences
 from uprmc.backup.digest import FIELDS, Digest, add_up, check_fields
-from uprmc.backup.endpoints import (
-    BackupSide,
-    FileSide,
-    NodeSide,
-    OpenSide,
-    Side,
-    open_side,
-    open_sides,
-    parts_of,
-)
-from uprmc.columnar.access import Access
+from uprmc.backup.latest import Selection, layers_of
+from uprmc.backup.repository import Increment, Repository
+from uprmc.columnar.access import Access, Copies
 from uprmc.columnar.connection import reusing
 from uprmc.columnar.errors import BadOption
+from uprmc.columnar.lease import KeptLease
+from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import JsonReport, TaskReport
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.engines import Engine, LocalEngine
+from uprmc.jobs.files import whole_file
 from uprmc.jobs.progress import Progress, Step, unseen
+from uprmc.remote.json_fields import exact
 
 __all__ = ["BackupSide", "Side", "VerifyReport", "verify"]
+
+# --- differences ----------------------------------------------------------------------------------
+# The file that lists differences: Parquet or JSON lines, by its name.
+
+
+_VERSION = pa.struct(
+    [
+        ("deleted", pa.bool_()),
+        ("rev", pa.uint64()),
+        ("cas", pa.uint64()),
+        ("flags", pa.int64()),
+        ("exp", pa.int64()),
+        ("size", pa.int64()),
+        ("hash", pa.uint64()),
+    ]
+)
+DIFFERENCES = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("vbucket", pa.int32()),
+        ("what", pa.string()),
+        ("a", _VERSION),
+        ("b", _VERSION),
+    ]
+)
+
+
+def write_differences(path: Path, differences: Sequence[Difference]) -> None:
+    """Write differences to a file: Parquet if its name ends so, else JSON lines (key in base64)."""
+    rows: list[dict[str, Any]] = [
+        {
+            "key": each.key,
+            "vbucket": each.vbucket,
+            "what": each.what,
+            "a": _plain(each.a),
+            "b": _plain(each.b),
+        }
+        for each in differences
+    ]
+    with whole_file(path) as unfinished:
+        if path.suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows, schema=DIFFERENCES), unfinished)
+            return
+        with unfinished.open("w", encoding="utf-8") as file:
+            for row in rows:
+                key = base64.b64encode(row["key"]).decode()
+                sides = {side: row[side] and exact(row[side]) for side in ("a", "b")}
+                file.write(json.dumps(row | sides | {"key": key}, sort_keys=True) + "\n")
+
+
+def _plain(version: Version | None) -> dict[str, Any] | None:
+    return None if version is None else version._asdict()
+
+
+# --- endpoints ------------------------------------------------------------------------------------
+# What can be compared: nodes, and a backup at one of its increments.
+#
+# A side says how its keys are spread over vBuckets, holds a moment, and gives the sources that
+# tasks read. A backup is a moment already; nodes need a lease.
+
+
+@dataclass(frozen=True)
+class BackupSide:
+    """A backup as one side.
+
+    Attributes:
+        directory: of the backup.
+        at: number of the increment; ``None`` = the newest.
+        chain: name of its directory; ``None`` = the newest.
+        checked: its files were found to be as its manifests say, a moment ago.
+    """
+
+    directory: Path
+    at: int | None = None
+    chain: str | None = None
+    checked: bool = False
+
+
+Side = Access | BackupSide
+
+
+class NodeSide:
+    """Nodes.
+
+    Args:
+        access: to them.
+        copies: which of their replicas are read, too.
+
+    Attributes:
+        owners: HOST:PORT of the node that each vBucket is read from.
+    """
+
+    has_values = True
+
+    def __init__(self, access: Access, copies: Copies = "none") -> None:
+        self._access = replace(access, copies=copies)
+        with Nodes(self._access) as nodes:
+            self.vbuckets = nodes.vbuckets
+            self.owners = dict(nodes.owners)
+            kind = "replica" if nodes.copied.issuperset(range(self.vbuckets)) else "node"
+        self.words = f"{kind} {', '.join(access.servers)}"
+        self.there = frozenset(range(self.vbuckets))
+
+    def by_itself(self) -> NodeSide:
+        """Return the same nodes with what they have themselves, replicas included."""
+        return NodeSide(self._access, "own")
+
+    def shares_with(self, other: NodeSide) -> bool:
+        """Tell whether some vBucket would be compared with itself."""
+        named = set(self._access.servers) != set(other._access.servers)
+        return named and not self.owners.items().isdisjoint(other.owners.items())
+
+    @contextmanager
+    def held(self, vbuckets: Iterable[int], lease_s: float) -> Iterator[Held]:
+        """Hold a moment of vBuckets."""
+        with KeptLease(self._access, sorted(vbuckets), lease_s) as kept:
+            yield Held(self._access, kept.token)
+
+
+@dataclass(frozen=True)
+class Held:
+    """A moment of nodes, which sources read from."""
+
+    access: Access
+    token: str
+
+    def sources(self, vbuckets: Iterable[int], parts: int) -> list[Source]:
+        """Return what to read of vBuckets, in about this number of parts."""
+        return [NodeSource(self.access, self.token, each) for each in parts_of(vbuckets, parts)]
+
+
+class FileSide:
+    """A backup, whose moment holds itself."""
+
+    def __init__(self, side: BackupSide) -> None:
+        chain = Repository(side.directory).chain(side.chain)
+        self.checked = side.checked
+        self.increments: list[Increment] = chain.until(side.at)
+        newest = self.increments[-1].manifest
+        self.words = f"backup {self.increments[-1].path}"
+        self.vbuckets = newest.vbuckets
+        self.there = frozenset(newest.vb)
+        self.has_values = all(each.manifest.has_values for each in self.increments)
+
+    @contextmanager
+    def held(self, vbuckets: Iterable[int], lease_s: float) -> Iterator[FileSide]:
+        """Hold a moment: nothing to do."""
+        yield self
+
+    def sources(self, vbuckets: Iterable[int], parts: int) -> list[Source]:
+        """Return what to read of vBuckets."""
+        selection = Selection(frozenset(vbuckets))
+        groups = layers_of(self.increments, selection)
+        return [FileSource(tuple(layers)) for layers in groups.values()]
+
+
+OpenSide = NodeSide | FileSide
+
+
+def open_sides(a: Side | Path | str, b: Side | Path | str) -> tuple[OpenSide, OpenSide]:
+    """Return what is to be compared.
+
+    Where a vBucket is active on no node, a replica of the named ones is read; of two nodes of one
+    cluster, what each has itself.
+    """
+    one, other = open_side(a, "missing"), open_side(b, "missing")
+    if isinstance(one, NodeSide) and isinstance(other, NodeSide) and one.shares_with(other):
+        return one.by_itself(), other.by_itself()
+    return one, other
+
+
+def open_side(side: Side | Path | str, copies: Copies = "none") -> OpenSide:
+    if isinstance(side, Access):
+        return NodeSide(side, copies)
+    return FileSide(side if isinstance(side, BackupSide) else BackupSide(Path(side)))
+
+
+def parts_of(vbuckets: Iterable[int], parts: int) -> list[tuple[int, ...]]:
+    """Return vBuckets in at most this number of parts of neighbours."""
+    numbers = sorted(vbuckets)
+    size = max(1, -(-len(numbers) // parts))
+    return [tuple(numbers[at : at + size]) for at in range(0, len(numbers), size)]
+
+
+# --- verifying ------------------------------------------------------------------------------------
+
 
 #: Tasks of a look, for each that runs at the same time.
 _TASKS_EACH = 4

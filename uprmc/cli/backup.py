@@ -181,7 +181,7 @@ def backup(shared: Common, directory: Path, **given: Any) -> None:
     kind: Kind = "full" if given["full"] else "incremental" if given["incremental"] else "auto"
     with running(**shared.showing, afterwards=_afterwards) as run:
         access = shared.access()
-        early = () if given["dry_run"] else ("uprmc.backup.group_reading",)
+        early = () if given["dry_run"] else ("uprmc.backup.backups",)
         with shared.running_engine(*early) as engine:
             from uprmc.backup.backups import backup as work
 

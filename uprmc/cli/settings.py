@@ -14,7 +14,7 @@ from uprmc.cli.arguments import from_pairs
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeError
 from uprmc.config import DEFAULT, SettingInfo, describe, load_with_origins, values_of
-from uprmc.config.sample import sample
+from uprmc.config.described import sample
 from uprmc.errors import ConfigError
 
 

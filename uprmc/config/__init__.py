@@ -8,39 +8,42 @@ refused with the reason (`ConfigError`, one line).
 
 from __future__ import annotations
 
-from uprmc.config.checking import build
 from uprmc.config.described import SettingInfo, Settings, describe, values_of
-from uprmc.config.indexing import IndexSettings
-from uprmc.config.keeping import (
-    PURGE_AGE_AUTO,
-    EngineSettings,
-    FlushSettings,
-    MemorySettings,
-    PurgeSettings,
-    StorageSettings,
-)
-from uprmc.config.linking import XdcrSettings
 from uprmc.config.loading import (
     DEFAULT,
     Loaded,
+    build,
     from_environment,
     from_file,
     load,
     load_with_origins,
 )
-from uprmc.config.serving import (
+from uprmc.config.sections import (
     BUFFER_BYTES,
+    FRAME_MAX_BYTES,
+    GIB,
+    ITEM_LIMIT_MAX_BYTES,
+    KIB,
+    MIB,
+    PURGE_AGE_AUTO,
     UNIX_MODE,
     VIEWS_AUTO,
     VIEWS_DEFAULT,
+    EngineSettings,
+    FlushSettings,
     HttpSettings,
+    IndexSettings,
     KvSettings,
     LogSettings,
+    MemorySettings,
+    PurgeSettings,
     ServerSettings,
+    StorageSettings,
+    TapSettings,
+    UprSettings,
+    XdcrSettings,
     unix_mode,
 )
-from uprmc.config.sizes import FRAME_MAX_BYTES, GIB, ITEM_LIMIT_MAX_BYTES, KIB, MIB
-from uprmc.config.streaming import TapSettings, UprSettings
 
 __all__ = [
     "BUFFER_BYTES",

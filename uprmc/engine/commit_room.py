@@ -5,7 +5,7 @@ at a random place touches a few pages of the trees, but all items together no mo
 So there are two ways to count a tree: as many pages for each item as one may touch, or all of it at
 once; the one that leaves room for more items is used.
 
-The numbers are bounds for `storage.lmdb_commit`, and a test compares them with the pages that it
+The numbers are bounds for `storage.lmdb_store`, and a test compares them with the pages that it
 writes. Only what is rewritten beside dropped records is counted with the average of all records.
 """
 

@@ -32,8 +32,15 @@ from urllib.parse import unquote, urlsplit
 from uprmc.client.handler import Document
 from uprmc.remote.batch import Batch
 from uprmc.remote.retry import Backoff, RetryPolicy
-from uprmc.sinks.records import change_line, rollback_line, undo_line
-from uprmc.sinks.sink import PATIENCE_S, Sink, SinkError, SinkRefused
+from uprmc.sinks.sink import (
+    PATIENCE_S,
+    Sink,
+    SinkError,
+    SinkRefused,
+    change_line,
+    rollback_line,
+    undo_line,
+)
 
 #: What to do about a line that is refused.
 Refused = Literal["stop", "skip"]

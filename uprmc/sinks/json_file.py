@@ -22,8 +22,7 @@ from uprmc.client.sqlite_state import SqliteState, in_plain_words
 from uprmc.client.state import StateRefused
 from uprmc.jobs.files import sync
 from uprmc.remote.batch import Batch
-from uprmc.sinks.records import change_line, rollback_line, undo_line
-from uprmc.sinks.sink import Sink, SinkError, SinkRefused
+from uprmc.sinks.sink import Sink, SinkError, SinkRefused, change_line, rollback_line, undo_line
 
 _TABLE = """CREATE TABLE IF NOT EXISTS json_file
     (id INTEGER PRIMARY KEY CHECK (id = 1), number INTEGER NOT NULL, length INTEGER NOT NULL)"""

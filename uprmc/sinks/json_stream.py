@@ -6,8 +6,7 @@ from typing import BinaryIO
 
 from uprmc.client.handler import Document
 from uprmc.remote.batch import Batch
-from uprmc.sinks.records import change_line, rollback_line, undo_line
-from uprmc.sinks.sink import Sink
+from uprmc.sinks.sink import Sink, change_line, rollback_line, undo_line
 
 
 class JsonStream(Sink):

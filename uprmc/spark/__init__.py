@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from uprmc.backup.restoring import restore
     from uprmc.backup.verifying import verify
     from uprmc.load.loading import load
-    from uprmc.spark.api import changes, current_offsets, hold, read, write
+    from uprmc.spark.api import changes, current_offsets, hold, infer_schema, read, read_json, write
     from uprmc.spark.feeding import feed
-    from uprmc.spark.inference import infer_schema, read_json
     from uprmc.spark.session import register
 
 __all__ = [
@@ -45,10 +44,10 @@ _HOMES = {
     "current_offsets": "uprmc.spark.api",
     "feed": "uprmc.spark.feeding",
     "hold": "uprmc.spark.api",
-    "infer_schema": "uprmc.spark.inference",
+    "infer_schema": "uprmc.spark.api",
     "load": "uprmc.load.loading",
     "read": "uprmc.spark.api",
-    "read_json": "uprmc.spark.inference",
+    "read_json": "uprmc.spark.api",
     "register": "uprmc.spark.session",
     "restore": "uprmc.backup.restoring",
     "verify": "uprmc.backup.verifying",

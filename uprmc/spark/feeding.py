@@ -1,7 +1,7 @@
 """`feed`: changes into files, batch after batch, until there is nothing new or for ever.
 
-Without Spark a loop of this module drives `following`, and `feed_checkpoint` and `feed_files` make
-it safe to kill: every batch is in the directory once. With Spark the same options make a streaming
+Without Spark a loop of this module drives `following`, and checkpoint and files make it safe to
+kill: every batch is in the directory once. With Spark the same options make a streaming
 query with a file sink, which promises the same.
 
 A node that is away is waited for while the feed runs for ever; one that looks once gives up.
@@ -9,23 +9,301 @@ A node that is away is waited for while the feed runs for ever; one that looks o
 
 from __future__ import annotations
 
+import base64
+import fcntl
+import json
+import os
 import re
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from uprmc.columnar import errors
-from uprmc.columnar.errors import BadOption, SparkError, TaskFailed, Unreachable
+from uprmc.columnar.errors import BadFile, BadOption, SparkError, TaskFailed, Unreachable
 from uprmc.columnar.report import JsonReport
 from uprmc.jobs.engines import Engine, LocalEngine
+from uprmc.jobs.files import UNFINISHED, sync, write_whole
 from uprmc.jobs.progress import Progress, Step, unseen
-from uprmc.spark.feed_checkpoint import Checkpoint, Shape
-from uprmc.spark.feed_files import FORMATS, FileTask, publish, sweep, write
 from uprmc.spark.following import Follower
+from uprmc.spark.offsets import Offset, parsed
 from uprmc.spark.options import ReadOptions, as_texts, read_options
+from uprmc.spark.stream_task import BatchTask, run
 from uprmc.units import seconds
+
+# --- feed checkpoint ------------------------------------------------------------------------------
+
+
+#: Goes up when an older program would misread what a newer one wrote.
+VERSION = 1
+
+#: Old offsets and commits that are kept, for people who want to see them.
+KEPT_BATCHES = 100
+
+MARKER = "_uprmc_feed.json"
+BATCH_FILES = "batch-*"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a feed's files have in common: it cannot be changed half-way."""
+
+    vbuckets: int
+    format: str
+    columns: dict[str, str]
+
+
+class Checkpoint:
+    """What a local feed keeps so that it may be killed at any moment: offsets, commits, whose
+    files.
+
+        CHECKPOINT/feed.json        what it is: id, vBuckets, format, columns
+        CHECKPOINT/offsets/N        where batch N ends; written before it is read; 0 = the beginning
+        CHECKPOINT/commits/N        batch N is over: its files are all there under their names
+        CHECKPOINT/lock             held while a feed runs
+        DIR/_uprmc_feed.json        the id: whose files these are
+
+    A batch whose end is written but not its commit is read again: at most one. Each file is there
+    whole or not at all (`files`). Use it in a ``with`` statement.
+
+    Raises:
+        BadFile: another feed uses it now, it is another kind of directory, or it is damaged.
+    """
+
+    def __init__(self, directory: Path, data: Path) -> None:
+        self._directory, self._data = directory, data
+        self._offsets, self._commits = directory / "offsets", directory / "commits"
+
+    def __enter__(self) -> Checkpoint:
+        try:
+            for each in (self._directory, self._offsets, self._commits, self._data):
+                each.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._directory / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+        except OSError as error:
+            raise BadFile(f"{error.filename}: {error.strerror}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise BadFile(f"{self._directory}: another feed is running with it") from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._lock)
+
+    def claim(self, shape: Shape) -> None:
+        """Make the directories this feed's, or see that they are.
+
+        Raises:
+            BadFile: they belong to another feed, or to one that was begun in another way.
+        """
+        path = self._directory / "feed.json"
+        if not path.exists():
+            if any(self._directory.glob("offsets/*")):
+                raise BadFile(f"{self._directory}: offsets, but no feed.json: it is damaged")
+            if self._owner() is not None or any(self._data.glob(BATCH_FILES)):
+                raise BadFile(
+                    f"{self._data} has the files of another feed; name its checkpoint, or an empty "
+                    "directory"
+                )
+            found = {"v": VERSION, "id": uuid.uuid4().hex, **_plain(shape)}
+            write_whole(path, json.dumps(found, indent=1) + "\n")
+        found = _read(path)
+        if found.get("v") != VERSION:
+            raise BadFile(f"{path}: version {found.get('v')!r}; this program knows {VERSION}")
+        for name, value in _plain(shape).items():
+            if found.get(name) != value:
+                raise BadFile(
+                    f"{path}: this feed was begun with {name} {found.get(name)}, not {value}"
+                )
+        if self._owner() not in (None, found["id"]):
+            raise BadFile(f"{self._data} has the files of another feed than {self._directory}")
+        if self._owner() is None:
+            if self.number is not None and any((self._commits).iterdir()):
+                raise BadFile(f"{self._data} has lost {MARKER}: are the files of this feed there?")
+            write_whole(self._data / MARKER, json.dumps({"id": found["id"]}) + "\n")
+
+    def _owner(self) -> str | None:
+        path = self._data / MARKER
+        return str(_read(path).get("id")) if path.exists() else None
+
+    # --- batches --------------------------------------------------------------------------------
+
+    @property
+    def number(self) -> int | None:
+        """Number of the newest batch; 0 = only the beginning is known, ``None`` = nothing is."""
+        return max(_numbers(self._offsets), default=None)
+
+    def offset(self, number: int) -> Offset:
+        """Return where a batch ends."""
+        path = self._offsets / str(number)
+        try:
+            return parsed(path.read_text(encoding="utf-8"), str(path))
+        except (OSError, UnicodeError) as error:
+            raise BadFile(f"{path}: {error}") from None
+
+    def begin(self, number: int, end: Offset) -> None:
+        """A batch is going to be read."""
+        write_whole(self._offsets / str(number), end.to_json() + "\n")
+
+    def is_over(self, number: int) -> bool:
+        """Return whether a batch was committed."""
+        return number == 0 or (self._commits / str(number)).exists()
+
+    def commit(self, number: int, facts: dict[str, Any]) -> None:
+        """A batch is over; what is noted of it is for people."""
+        write_whole(self._commits / str(number), json.dumps(facts) + "\n")
+        for directory in (self._offsets, self._commits):
+            for old in _numbers(directory):
+                if old <= number - KEPT_BATCHES:
+                    (directory / str(old)).unlink(missing_ok=True)
+
+
+def _numbers(directory: Path) -> list[int]:
+    return [int(each.name) for each in directory.iterdir() if each.name.isdecimal()]
+
+
+def _plain(shape: Shape) -> dict[str, Any]:
+    return asdict(shape)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadFile(f"{path}: {error}") from None
+    if not isinstance(found, dict):
+        raise BadFile(f"{path}: not what a feed writes")
+    return found
+
+
+# --- feed files -----------------------------------------------------------------------------------
+# Batches of a local feed into files, each batch completely or not at all.
+#
+# Tasks write under names that readers ignore. When all of a batch are done the files get their
+# names, and what an earlier attempt at the same batch may have left is removed; then the batch is
+# committed. A batch's number is in the names, so an attempt replaces what another one wrote.
+#
+# Rows are written as Spark's writers do: Parquet as it is; JSON lines with binary columns in base64
+# and without fields that are NULL.
+
+
+FORMATS = {"parquet": ".parquet", "jsonl": ".jsonl"}
+
+_UNFINISHED = f".batch-*{UNFINISHED}"
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """One task of a batch, and where its rows go."""
+
+    options: ReadOptions
+    task: BatchTask
+    directory: str
+    format: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a task wrote; an empty name = it had no rows."""
+
+    name: str
+    rows: int
+    bytes: int
+
+
+def write(task: FileTask) -> Written:
+    """Run a task and write its rows to a file that is on disk when this returns."""
+    batches = run(task.options, task.task)
+    first = next(batches, None)
+    while first is not None and not len(first):
+        first = next(batches, None)
+    if first is None:
+        return Written("", 0, 0)
+    path = Path(task.directory) / f".batch-{uuid.uuid4().hex}{UNFINISHED}"
+    writer = _WRITERS[task.format]
+    try:
+        rows = writer(path, _with(first, batches), task.options.columns.schema)
+        sync(path)
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise BadFile(f"{path}: {error.strerror or error}") from None
+        raise
+    return Written(path.name, rows, path.stat().st_size)
+
+
+def _with(first: Any, rest: Iterable[Any]) -> Iterator[Any]:
+    yield first
+    yield from rest
+
+
+def publish(directory: Path, number: int, format: str, written: Sequence[Written]) -> list[str]:
+    """Give a batch's files their names, and remove those of an earlier attempt; returns names."""
+    names: list[str] = []
+    for each in written:
+        if each.name:
+            name = f"batch-{number:09d}-{len(names):04d}{FORMATS[format]}"
+            (directory / each.name).replace(directory / name)
+            names.append(name)
+    for old in directory.glob(f"batch-{number:09d}-*"):
+        if old.name not in names:
+            old.unlink()
+    sync(directory)
+    return names
+
+
+def sweep(directory: Path) -> None:
+    """Remove what attempts that were killed have left."""
+    for each in directory.glob(_UNFINISHED):
+        each.unlink(missing_ok=True)
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def _write_parquet(path: Path, batches: Iterable[Any], schema: Any) -> int:
+    rows = 0
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+            rows += len(batch)
+    return rows
+
+
+def _write_lines(path: Path, batches: Iterable[Any], schema: Any) -> int:
+    rows = 0
+    with path.open("w", encoding="utf-8") as file:
+        for batch in batches:
+            file.writelines(f"{line}\n" for line in _lines(batch))
+            rows += len(batch)
+    return rows
+
+
+def _lines(batch: Any) -> Iterator[str]:
+    for row in batch.to_pylist():
+        plain = {name: value for name, value in row.items() if value is not None}
+        yield json.dumps(plain, ensure_ascii=False, separators=(",", ":"), default=_text)
+
+
+def _text(value: object) -> object:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, Decimal):
+        return int(value)
+    raise TypeError(type(value).__name__)
+
+
+_WRITERS = {"parquet": _write_parquet, "jsonl": _write_lines}
+
+
+# --- feeding --------------------------------------------------------------------------------------
+
 
 AVAILABLE_NOW = "available-now"
 

@@ -13,19 +13,18 @@ import lmdb
 from uprmc.errors import StoreCorrupt, StoreRefused
 from uprmc.storage import layout
 from uprmc.storage.damage import Damage
-from uprmc.storage.directory import locked
+from uprmc.storage.directory import PLACE_FILE, locked, number_beside, unpack_place
 from uprmc.storage.interface import Damaged
 from uprmc.storage.lmdb_files import (
     DATA_FILE,
     LOCK_FILE,
     Databases,
+    ReadAhead,
     check_extent,
     store_error,
 )
 from uprmc.storage.lmdb_pages import check_pages
-from uprmc.storage.lmdb_view import LmdbView
-from uprmc.storage.read_ahead import ReadAhead
-from uprmc.storage.whereabouts import PLACE_FILE, number_beside, unpack_place
+from uprmc.storage.lmdb_store import LmdbView
 
 #: Address space beyond the file.
 _SPARE_MAP_BYTES = 1 << 20

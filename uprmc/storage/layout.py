@@ -12,7 +12,7 @@ An environment holds four databases:
 ``meta``
     ``identity`` -> what the directory is; ``extent`` -> the size the file had reached before the
     newest commit; ``upgrade`` -> how far an unfinished upgrade has come; ``place`` -> where the
-    directory was left (`whereabouts`); ``owner`` -> the process that has opened it last;
+    directory was left (`directory`); ``owner`` -> the process that has opened it last;
     ``vbucket:`` and the number in 2 bytes -> that vBucket's header.
 ``local``
     ``=`` and the name -> a local document, as it was given.
