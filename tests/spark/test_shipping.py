@@ -44,7 +44,7 @@ def test_it_holds_what_tasks_import_and_construct() -> None:
     with zipfile.ZipFile(io.BytesIO(zipped())) as archive:
         names = archive.namelist()
     assert {"uprmc/spark/source.py", "uprmc/remote/placement.py"} <= set(names)
-    held = ("backup", "columnar", "config", "consume", "jobs", "load", "login", "protocol", "spark")
+    held = ("backup", "columnar", "config", "jobs", "load", "login", "protocol", "remote", "spark")
     packages = ("construct/", *(f"uprmc/{name}/" for name in held))
     outside = [name for name in names if not name.startswith(packages)]
     ours = [
