@@ -12,8 +12,8 @@ from tests.codec.node import HangUp, ScriptedNode
 
 TERMS = 0x5501
 HELLO, STAT, ALL_SEQNOS, FAILOVER_LOG, CLUSTER_CONFIG = 0x1F, 0x10, 0x48, 0x96, 0xB5
-TELL_TERMS = 0xDB
-NOT_MY_VBUCKET, BUSY, TEMPORARY_FAILURE = 0x07, 0x85, 0x86
+TELL_TERMS, UPR_OPEN, UPR_CONTROL = 0xDB, 0x50, 0x5E
+NOT_MY_VBUCKET, NOT_SUPPORTED, BUSY, TEMPORARY_FAILURE = 0x07, 0x83, 0x85, 0x86
 
 #: What a script returns to hang up without an answer.
 HANG_UP = object()
@@ -30,6 +30,8 @@ class FakeKvNode(ScriptedNode):
         log: its vb_uuids, newest first.
         term: of each vBucket, ``None`` = it knows no terms.
         others: places of other nodes in its cluster map.
+        map: that map, if it is to be another one.
+        count: how many vBuckets its statistics tell of.
         documents: what was stored.
         told: (vBucket, term, vb_uuid) of promotions elsewhere.
         asked: opcodes of document requests, in order.
@@ -55,6 +57,8 @@ class FakeKvNode(ScriptedNode):
         self.told: list[tuple[int, ...]] = []
         self.asked: list[int] = []
         self.script = script or (lambda node, asked: None)
+        self.map: bytes | None = None
+        self.count: int | None = None
         self._vbuckets = vbuckets
         super().__init__()
 
@@ -81,14 +85,24 @@ class FakeKvNode(ScriptedNode):
             self.told += struct.iter_unpack(">HQQ", asked.value)
             return reply(asked)
         if asked.opcode == STAT:
-            return reply(asked, NOT_FOUND)
+            return self._statistics(asked)
         self.asked.append(asked.opcode)
+        if asked.opcode in (UPR_OPEN, UPR_CONTROL):
+            return reply(asked, 0 if asked.opcode == UPR_OPEN else NOT_SUPPORTED)
         answer = self.script(self, asked)
         return self.usual(asked) if answer is None else answer
 
+    def _statistics(self, asked: Frame) -> bytes:
+        if self.count is None:
+            return reply(asked, NOT_FOUND)
+        told = reply(asked, key=b"ep_max_vbuckets", value=b"%d" % self.count)
+        return told + reply(asked)
+
     def _config(self, asked: Frame) -> bytes:
+        if self.map is not None:
+            return reply(asked, value=self.map)
         if self._vbuckets is None:
-            return reply(asked, 0x83)
+            return reply(asked, NOT_SUPPORTED)
         servers = {"serverList": [*self.others], "vBucketMap": [[0]] * self._vbuckets}
         return reply(asked, value=json.dumps({"vBucketServerMap": servers}).encode())
 

@@ -89,6 +89,7 @@ def reply(
     asked: Frame,
     status: int = 0,
     *,
+    key: bytes = b"",
     extras: bytes = b"",
     value: bytes = b"",
     cas: int = 0,
@@ -98,5 +99,5 @@ def reply(
     """The answer to a request."""
     number = asked.opaque if opaque is None else opaque
     return frame(
-        asked.opcode, b"", value, extras, vbucket=status, opaque=number, cas=cas, magic=magic
+        asked.opcode, key, value, extras, vbucket=status, opaque=number, cas=cas, magic=magic
     )

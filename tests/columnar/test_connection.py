@@ -55,9 +55,9 @@ def test_answers_come_in_the_order_of_the_questions(servers: str) -> None:
         RequestFrame(Opcode.SET, b"k%d" % n, bytes(8), b"v%d" % n) for n in range(PIPELINE_MAX + 5)
     ]
     with Connection(servers, access(servers, read_timeout_s=30)) as connection:
-        assert {each.status for each in connection.ask(requests)} == {0}
+        assert {each.status for each in connection.ask_all(requests)} == {0}
         gets = [RequestFrame(Opcode.GETK, request.key) for request in requests]
-        assert [each.key for each in connection.ask(gets)] == [each.key for each in requests]
+        assert [each.key for each in connection.ask_all(gets)] == [each.key for each in requests]
 
 
 def test_a_refusal_is_named_and_a_busy_node_told_apart(servers: str) -> None:
@@ -81,7 +81,7 @@ def test_keep_alives_are_answered_while_an_answer_is_waited_for() -> None:
     with peer() as node:
         instead(node, Opcode.GET, noop_first)
         with Connection(node.place, access(node.place)) as connection:
-            assert connection.ask([RequestFrame(Opcode.GET, b"k")])[0].status == 0
+            assert connection.ask_all([RequestFrame(Opcode.GET, b"k")])[0].status == 0
 
 
 # --- bad ends -------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def test_over_tls(tls_node: ServerProcess, certificates: tuple[str, str]) -> Non
     trusting = access(place, tls=Tls(ca_file=certificates[0]), connect_timeout_s=10)
     for each in (trusting, replace(trusting, tls=Tls(verify=False))):
         with Connection(place, each) as connection:
-            assert connection.ask([RequestFrame(Opcode.NOOP)])[0].status == 0
+            assert connection.ask_all([RequestFrame(Opcode.NOOP)])[0].status == 0
 
 
 def test_a_certificate_that_nobody_trusts_is_refused(tls_node: ServerProcess) -> None:

@@ -75,13 +75,13 @@ def test_what_was_stored_is_persisted_in_the_end(servers: str, documents: dict[b
 def test_a_vbucket_that_there_is_not_is_named(servers: str) -> None:
     with (
         Nodes(access(servers)) as nodes,
-        pytest.raises(NoVBucket, match="vb=64: there are only 64"),
+        pytest.raises(NoVBucket, match="vBucket 64: there are only 64"),
     ):
         nodes.standings([64])
     with (
         FakeNode({0: 1}) as node,
         Nodes(access(node.place)) as nodes,
-        pytest.raises(NoVBucket, match=f"vb=1 is active on none of {node.place}"),
+        pytest.raises(NoVBucket, match=f"vBucket 1 is active at none of {node.place}"),
     ):
         nodes.by_place([0, 1])
 
@@ -95,16 +95,6 @@ def _log_of(node: FakeNode, *uuids: int) -> None:
         return encode_response(frame.opcode, value=encode_failover_log(log), opaque=frame.opaque)
 
     node.instead[Opcode.GET_FAILOVER_LOG] = answer
-
-
-def test_of_two_claims_the_one_whose_history_goes_on_is_followed() -> None:
-    with FakeNode({0: 9, 1: 1}) as old, FakeNode({0: 5, 2: 1}) as new:
-        _log_of(old, 1)
-        _log_of(new, 2, 1)
-        with Nodes(access(old.place, new.place)) as nodes:
-            assert nodes.owners == {0: new.place, 1: old.place, 2: new.place}
-            assert nodes.seqnos() == {0: 5, 1: 1, 2: 1}
-            assert nodes.by_place([2, 1, 0]) == {new.place: [0, 2], old.place: [1]}
 
 
 def test_of_two_claims_the_higher_term_is_followed_however_often_the_other_crashed() -> None:
@@ -126,17 +116,6 @@ def test_of_two_claims_the_higher_term_is_followed_however_often_the_other_crash
         assert set(told) == {(0, 2, 2), (0, 2, 1)}
 
 
-def test_of_two_promoted_by_hand_none_is_read_and_both_are_named() -> None:
-    with FakeNode({0: 9, 1: 1}) as one, FakeNode({0: 5}) as other:
-        one.term = other.term = 2
-        _log_of(one, 7, 1)
-        _log_of(other, 8, 1)
-        with Nodes(access(one.place, other.place)) as nodes:
-            assert nodes.owners == {1: one.place}
-            with pytest.raises(NoVBucket, match=f"{one.place} and {other.place} both have it"):
-                nodes.by_place([0, 1])
-
-
 def test_a_kept_connection_that_fails_is_no_silent_node() -> None:
     """The right node has restarted; the other one was deposed and has come back."""
     with FakeNode({}) as deposed, FakeNode({0: 5}) as right:
@@ -147,7 +126,7 @@ def test_a_kept_connection_that_fails_is_no_silent_node() -> None:
                 right.hang_up()
                 nodes.refresh()
                 assert nodes.owners == {0: right.place}
-                assert nodes.silent == []
+                assert not nodes.directory.silent
             assert right.connections == 9
 
 
@@ -171,7 +150,7 @@ def test_all_that_are_missing_are_listed() -> None:
     with (
         FakeNode({1: 1}, vbuckets=8) as node,
         Nodes(access(node.place)) as nodes,
-        pytest.raises(NoVBucket, match=f"vb=0,2-7 are active on none of {node.place}"),
+        pytest.raises(NoVBucket, match=f"vBuckets 0,2-7 are active at none of {node.place}"),
     ):
         nodes.by_place(range(8))
 

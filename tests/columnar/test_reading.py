@@ -246,7 +246,7 @@ def test_numbers_that_make_no_sense_are_said(filled: ServerProcess) -> None:
 
 
 def test_a_vbucket_that_there_is_not_is_named(filled: ServerProcess) -> None:
-    with pytest.raises(NoVBucket, match="vb=8: there are only 8"):
+    with pytest.raises(NoVBucket, match="vBucket 8: there are only 8"):
         list(read(access(filled.upr), [Range(8)], COLUMNS))
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from twisted.internet.defer import Deferred, succeed
@@ -23,7 +23,6 @@ from uprmc.client.connection import NodeError
 from uprmc.index.json_text import loads
 from uprmc.index.model import Lost
 from uprmc.index.service import DocumentReader
-from uprmc.index.source_nodes import Connections
 from uprmc.protocol.opcodes import Status
 
 #: What is stored, and what is shown of it.
@@ -110,11 +109,10 @@ def test_documents_are_shown_as_they_are_and_a_node_that_was_restarted_is_dialle
 # --- which node is asked ------------------------------------------------------------------------
 
 
-class Nodes(Connections):
+class Nodes:
     """Nodes by place: what they answer to a document, or the error of the next connections."""
 
     def __init__(self, answers: Mapping[str, Callable[[bytes], tuple[int, bytes]]]) -> None:
-        super().__init__(None, None)
         self.answers = answers
         self.asked: list[str] = []
 
@@ -158,7 +156,7 @@ class Where:
 
 def reader(source: Where, nodes: Nodes) -> DocumentReader:
     made = DocumentReader(source, lambda call: call() and None)  # type: ignore[arg-type, func-returns-value]
-    made._connections = nodes
+    made._connections = nodes  # type: ignore[assignment]
     return made
 
 
@@ -205,39 +203,3 @@ def test_a_refusal_concerns_its_document_only() -> None:
 
     reading = reader(Where("n:1"), Nodes({"n:1": busy}))
     assert got(reading, b"b", b"a") == [Lost("the node at n:1 refuses: why"), 1]
-
-
-class Kept:
-    """A connection that fails the first time that it is used again."""
-
-    def __init__(self, place: str, *_: Any) -> None:
-        self.place, self.uses = place, 0
-        Kept.made.append(self)
-
-    made: ClassVar[list[Kept]] = []
-
-    def use(self) -> str:
-        self.uses += 1
-        if self.uses > 1:
-            raise NodeError("closed")
-        return "answer"
-
-    def close(self) -> None:
-        self.uses = -9
-
-
-def test_a_connection_that_was_kept_and_is_lost_is_dialled_once_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("uprmc.index.source_nodes.NodeConnection", Kept)
-    monkeypatch.setattr(Kept, "made", [])
-    connections = Connections(None, None)
-    assert [connections.ask("n:1", Kept.use) for _ in range(3)] == ["answer"] * 3  # type: ignore[arg-type]
-    assert len(Kept.made) == 3
-
-    def fail(connection: Any) -> None:
-        raise NodeError("it is down")
-
-    with pytest.raises(NodeError, match="it is down"):
-        connections.ask("n:1", fail)
-    assert len(Kept.made) == 4  # dialled once, not for ever

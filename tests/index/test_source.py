@@ -19,12 +19,11 @@ from tests.index.running import BY_CITY, cities, index_server
 from uprmc.client.connection import NodeError
 from uprmc.client.kv import KvClient
 from uprmc.index.source import Source
-from uprmc.index.source_nodes import Connections
 from uprmc.model import VBucketState
-from uprmc.protocol.binary import encode_hello
 from uprmc.protocol.management import encode_vbucket_seqno_terms
-from uprmc.protocol.opcodes import Feature, Opcode
+from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import encode_failover_log
+from uprmc.remote.blocking import KeptConnections
 
 
 class Has(NamedTuple):
@@ -39,28 +38,35 @@ OLD, NEW = Has(1, 9, ((7, 0),)), Has(2, 5, ((8, 5), (7, 0)))
 REPLICA = Has(None, 5, ((7, 0),))
 
 
-class Nodes(Connections):
+class Nodes(KeptConnections[Any]):
     """Nodes by place; those that have nothing are silent."""
 
     def __init__(self, nodes: Mapping[str, Has | None]) -> None:
-        super().__init__(None, None)
+        super().__init__(self._connected, NodeError)
         self.nodes = dict(nodes)
         self.deposed: list[str] = []
         self.counts: dict[str, int] = {}
 
-    def ask(self, place: str, question: Any) -> Any:
+    def _connected(self, place: str) -> Any:
+        return SimpleNamespace(
+            place=place,
+            knows_terms=True,
+            ask_all=lambda asked: [self._answer(place, each) for each in asked],
+            told=lambda group: {"ep_max_vbuckets": str(self.counts.get(place, 1))},
+            statistics=lambda group: [("vb_0:last_persisted_seqno", str(self._at(place).seqno))],
+            close=lambda: None,
+        )
+
+    def _at(self, place: str) -> Has:
         has = self.nodes[place]
         if has is None:
             raise NodeError(f"{place} is silent")
-        connection = SimpleNamespace(
-            place=place,
-            ask_all=lambda asked: [self._answer(place, has, each) for each in asked],
-            vbuckets=lambda: self.counts.get(place, 1),
-            statistics=lambda group: [("vb_0:last_persisted_seqno", str(has.seqno))],
-        )
-        return question(connection)
+        return has
 
-    def _answer(self, place: str, has: Has, request: Any) -> Any:
+    def _answer(self, place: str, request: Any) -> Any:
+        has = self._at(place)
+        if request.opcode == Opcode.GET_CLUSTER_CONFIG:
+            return SimpleNamespace(status=Status.NOT_SUPPORTED)
         if request.opcode == Opcode.TELL_TERMS:
             self.deposed.append(place)
             return SimpleNamespace(status=0, value=b"")
@@ -69,9 +75,7 @@ class Nodes(Connections):
 
 def _answer(has: Has, request: Any) -> Any:
     value = b""
-    if request.opcode == Opcode.HELLO:
-        value = encode_hello([Feature.TERMS])
-    elif request.opcode == Opcode.GET_FAILOVER_LOG:
+    if request.opcode == Opcode.GET_FAILOVER_LOG:
         value = encode_failover_log(has.log)  # type: ignore[arg-type]
     elif (request.extras[-1] == VBucketState.ACTIVE) == (has.term is not None):
         value = encode_vbucket_seqno_terms([(0, has.seqno, has.term or 0)])
@@ -127,12 +131,6 @@ def test_the_node_to_ask_is_that_of_the_highest_term(
     assert source._connections.deposed == deposed  # type: ignore[attr-defined]
 
 
-def test_two_that_were_promoted_by_hand_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = source_of({"a": OLD, "b": Has(1, 5, ((8, 5),))}, monkeypatch)
-    assert "a and b both have it active" in source.error
-    assert source.active == {0}
-
-
 def then(source: Source, **nodes: Has | None) -> None:
     connections: Any = source._connections
     connections.nodes |= nodes
@@ -181,7 +179,7 @@ def test_a_node_of_another_bucket_is_left_out(monkeypatch: pytest.MonkeyPatch) -
     connections: Any = source._connections
     connections.nodes["b"] = OLD
     connections.counts = {"b": 4}
-    source.places.append("b")
+    source._directory.places.append("b")
     source.refresh()
     assert "it belongs to another bucket" in source.error
     assert (source.total, source.place_of(0)) == (1, "a")

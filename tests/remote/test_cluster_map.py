@@ -28,7 +28,14 @@ def _map(outer: dict[str, Any] | None = None, **changes: Any) -> ClusterMap:
 
 
 def test_a_map_tells_nodes_and_how_many_vbuckets() -> None:
-    assert _map({"uuid": "12ab"}) == ClusterMap(4, ("$HOST:1", "b:2"), bucket_uuid="12ab")
+    found = _map({"uuid": "12ab"})
+    assert found == ClusterMap(4, ("$HOST:1", "b:2"), bucket_uuid="12ab", owners=(0, 1, -1, 0))
+    assert [found.owner(number, "a:1") for number in range(5)] == ["a:1", "b:2", "", "a:1", ""]
+
+
+@pytest.mark.parametrize("chain", [[], [2], [-2], ["0"], 5, None, [True]])
+def test_a_chain_that_makes_no_sense_names_no_owner(chain: Any) -> None:
+    assert _map(vBucketMap=[chain]).owners == (-1,)
 
 
 def test_terms_are_told_where_the_map_has_them() -> None:

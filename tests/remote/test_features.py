@@ -69,7 +69,7 @@ class Recorder:
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def ask(self, requests: Any) -> list[ResponseFrame]:
+    def ask_all(self, requests: Any) -> list[ResponseFrame]:
         self.asked += requests
         return [ResponseFrame(each.opcode) for each in requests]
 

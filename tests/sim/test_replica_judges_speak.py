@@ -36,7 +36,7 @@ from uprmc.engine.purge_limits import PurgeLimits
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack, seqno_of, unpack
-from uprmc.remote.placement import Choice, Claim
+from uprmc.remote.directory import Choice, Claim
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.follow.source import Source
 from uprmc.upr.produce import admission, stream_opening

@@ -43,7 +43,7 @@ def test_the_same_sources_make_the_same_bytes(tmp_path: Path) -> None:
 def test_it_holds_what_tasks_import_and_construct() -> None:
     with zipfile.ZipFile(io.BytesIO(zipped())) as archive:
         names = archive.namelist()
-    assert {"uprmc/spark/source.py", "uprmc/remote/placement.py"} <= set(names)
+    assert {"uprmc/spark/source.py", "uprmc/remote/directory.py"} <= set(names)
     held = ("backup", "columnar", "config", "jobs", "load", "login", "protocol", "remote", "spark")
     packages = ("construct/", *(f"uprmc/{name}/" for name in held))
     outside = [name for name in names if not name.startswith(packages)]

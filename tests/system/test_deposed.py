@@ -206,4 +206,4 @@ def test_a_backup_has_the_promoted_nodes_data_or_fails(pair: ReplicaPair, tmp_pa
     pair.b.stop()
     done = verb(*words, expect=None)
     assert done.returncode != 0
-    assert "vb=0-7 are active on none of" in done.stderr
+    assert "vBuckets 0-7 are active at none of" in done.stderr

@@ -91,7 +91,7 @@ class _Raising:
         ]
 
     def __call__(self, connection: Connection) -> bool:
-        answers = connection.ask(self._requests)
+        answers = connection.ask_all(self._requests)
         refused = [answer for answer in answers if answer.status]
         if refused and refused[0].status not in _NOT_KNOWN:
             raise connection.refusal(refused[0], "VBUCKET_FACTS")

@@ -20,6 +20,7 @@ from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import FRAME_MAX_BYTES, Opcode, Status
 from uprmc.remote.cluster_map import COUNT_GROUP, ClusterMap, count_in, map_of
 from uprmc.remote.conversation import Questions
+from uprmc.remote.features import Handshake, tells_terms
 from uprmc.remote.login import login
 
 _TIMEOUT_S = 30.0
@@ -44,7 +45,11 @@ class LoginWanted(NodeError):
     """The node serves users only, and no user has logged in; it hangs up."""
 
 
-class NoSuchGroup(NodeError):
+class StatisticsRefused(NodeError):
+    """The node does not tell a group of statistics."""
+
+
+class NoSuchGroup(StatisticsRefused):
     """The node has no group of statistics with this name."""
 
 
@@ -58,9 +63,12 @@ class NodeConnection:
         timeout_s: for connecting, and for each piece of data that is waited for.
         tls: how to speak TLS, ``None`` = not at all.
         credentials: who logs in, ``None`` = nobody.
+        handshake: what HELLO asks for, ``None`` = there is none.
+        agent: what the node's log calls us.
 
     Attributes:
         place: as it was given.
+        knows_terms: the node tells the terms of vBuckets.
 
     Raises:
         ConfigError: the place is none.
@@ -73,19 +81,25 @@ class NodeConnection:
         timeout_s: float = _TIMEOUT_S,
         tls: ssl.SSLContext | None = None,
         credentials: Credentials | None = None,
+        handshake: Handshake | None = None,
+        agent: bytes = b"",
     ) -> None:
         self.place = place
+        self.knows_terms = False
         self._heard = False
         self._socket = _dialled(place, timeout_s, tls)
         self._framer = BinaryFramer(FRAME_MAX_BYTES)
         self._questions: Questions[RequestFrame] = Questions(strict=True)
         self._pending: deque[ResponseFrame] = deque()
-        if credentials is not None:
-            try:
+        try:
+            if credentials is not None:
                 self._log_in(credentials, safe=tls is not None or places.parsed(place).is_local)
-            except BaseException:
-                self.close()
-                raise
+            if handshake is not None:
+                answer = self.ask(handshake.hello(agent))
+                self.knows_terms = tells_terms(answer.status, answer.value)
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +147,7 @@ class NodeConnection:
 
         Raises:
             NoSuchGroup: there is none of that name.
-            NodeError: the node will not say.
+            StatisticsRefused: the node will not say.
         """
         self._send(self._numbered(RequestFrame(Opcode.STAT, key=group.encode())))
         while (response := self._receive()).key:
@@ -142,12 +156,19 @@ class NodeConnection:
         if response.status == Status.AUTH_ERROR:
             raise LoginWanted(f"the node at {self.place} {WANTS_LOGIN}")
         if response.status == Status.NOT_MY_VBUCKET:
-            raise NodeError(f"statistics {group!r}: the node does not have that vBucket")
+            raise StatisticsRefused(f"statistics {group!r}: the node does not have that vBucket")
         if response.status == Status.KEY_NOT_FOUND:
             error = NoSuchGroup(f"the node has no statistics group {group!r}")
             raise error.doubting(self.place)
         if response.status:
-            raise NodeError(f"statistics {group!r} refused: {response.reason}")
+            raise StatisticsRefused(f"statistics {group!r} refused: {response.reason}")
+
+    def told(self, group: str) -> dict[str, str]:
+        """Return a group of statistics, nothing if the node does not tell it."""
+        try:
+            return dict(self.statistics(group))
+        except StatisticsRefused:
+            return {}
 
     def cluster_map(self) -> ClusterMap | None:
         """Return the node's cluster map, ``None`` if it has none that makes sense."""
@@ -156,12 +177,7 @@ class NodeConnection:
     def vbuckets(self) -> int:
         """Return how many vBuckets the node has, 0 = it does not say."""
         found = self.cluster_map()
-        if found is not None:
-            return found.vbuckets
-        try:
-            return count_in(dict(self.statistics(COUNT_GROUP)))
-        except NodeError:  # it does not tell; one that is gone says so at the next question
-            return 0
+        return count_in(self.told(COUNT_GROUP)) if found is None else found.vbuckets
 
     def _log_in(self, credentials: Credentials, *, safe: bool) -> None:
         steps = login(credentials, new_nonce(), safe=safe)

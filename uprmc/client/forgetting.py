@@ -13,7 +13,7 @@ Source: contracts of the systems to come, section 2.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.errors import MisuseError, NotActive, NotForgotten
@@ -21,13 +21,11 @@ from uprmc.client.nodes import check_place
 from uprmc.connecting import own_name
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
-from uprmc.model import VBucketState
-from uprmc.protocol.header import RequestFrame
-from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
-from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.opcodes import Status
 from uprmc.protocol.watermarks import ID_MAX_BYTES
 from uprmc.remote import features
-from uprmc.remote.placement import OtherBucket, Placement
+from uprmc.remote.blocking import KeptConnections
+from uprmc.remote.directory import Directory, Why
 from uprmc.remote.ranges import named
 from uprmc.remote.reports import removals, told_of
 
@@ -72,100 +70,65 @@ def forget(
     places = [check_place(place) for place in ([nodes] if isinstance(nodes, str) else nodes)]
     if not places:
         raise MisuseError("no node is named: say at least one HOST:PORT")
-    wanted = None if vbuckets is None else frozenset(vbuckets)
-    return _Forgetting(
-        Placement(places),
-        instance.encode(),
-        wanted,
-        lambda at: NodeConnection(at, timeout_s, tls, credentials),
-    ).run()
+    connections = KeptConnections(
+        lambda at: NodeConnection(
+            at, timeout_s, tls, credentials, features.SURVEYOR, b"uprmc forget"
+        ),
+        NodeError,
+    )
+    try:
+        return _forget(connections, Directory(places), instance.encode(), vbuckets)
+    finally:
+        connections.close()
 
 
-class _Forgetting:
-    """One call of `forget`."""
+def _forget(
+    connections: KeptConnections[NodeConnection],
+    directory: Directory,
+    name: bytes,
+    vbuckets: Iterable[int] | None,
+) -> list[int]:
+    connections.survey(directory)
+    for silence in directory.silent.values():
+        if silence.why is not Why.LOST:
+            raise NodeError(silence.words)
+    if not directory.facts:
+        raise next(error for *_, error in reversed(directory.silent.values()) if error)
+    wanted = sorted(set(range(directory.vbuckets) if vbuckets is None else vbuckets))
+    by_place: dict[str, list[int]] = {}
+    for number in wanted:
+        if place := directory.choice(number).place:
+            by_place.setdefault(place, []).append(number)
+    removed: list[int] = []
+    for place, numbers in by_place.items():
+        removed += _remove(connections.at(place), name, numbers)
+    missing = directory.missing(wanted)
+    if missing is not None:
+        raise NotActive(str(missing), missing.numbers)
+    return sorted(removed)
 
-    def __init__(
-        self,
-        placement: Placement,
-        name: bytes,
-        wanted: frozenset[int] | None,
-        connected: Callable[[str], NodeConnection],
-    ) -> None:
-        self._placement, self._name, self._wanted = placement, name, wanted
-        self._connected = connected
-        self._asked: set[int] = set()
-        self._removed: set[int] = set()
-        self._silent: list[NodeError] = []
 
-    def run(self) -> list[int]:
-        for place in self._placement.places:  # grows with what the first ones tell
-            try:
-                connection = self._connected(place)
-            except NodeError as error:
-                self._silent.append(error)
-                continue
-            with connection:
-                self._at(connection)
-        if len(self._silent) == len(self._placement.places):
-            raise self._silent[-1]
-        self._check_complete()
-        return sorted(self._removed)
-
-    def _check_complete(self) -> None:
-        everything = self._wanted
-        if everything is None:
-            everything = frozenset(range(self._placement.vbuckets))
-        missing = sorted(everything - self._asked)
-        if missing:
-            why = [f"{named(missing)}: active at no node that answers", *map(str, self._silent)]
-            raise NotActive("; ".join(why), missing)
-
-    def _at(self, connection: NodeConnection) -> None:
-        """Remove the rows of the vBuckets that one node has active."""
-        try:
-            self._learn(connection)
-            numbers = self._active(connection)
-            if numbers:
-                self._remove(connection, numbers)
-        except RemoteProtocolError as error:
-            raise NodeError(f"the node at {connection.place} makes no sense: {error}") from None
-
-    def _learn(self, connection: NodeConnection) -> None:
-        try:
-            answer = connection.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG))
-            self._placement.take_map(connection.place, answer)
-            if not self._placement.vbuckets:
-                self._placement.take_count(connection.place, connection.vbuckets())
-        except OtherBucket as error:
-            raise NodeError(f"the node at {error}") from None
-
-    def _active(self, connection: NodeConnection) -> list[int]:
-        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
-        answer = connection.ask(RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras))
-        if answer.status:
-            reason = f"does not tell its vBuckets: {answer.reason}"
-            raise NodeError(f"the node at {connection.place} {reason}")
-        found = {number for number, _ in decode_vbucket_seqnos(answer.value)}
-        return sorted(found if self._wanted is None else found & self._wanted)
-
-    def _remove(self, connection: NodeConnection, numbers: Sequence[int]) -> None:
-        controls = features.REGISTRAR.controls()
-        opening = features.REGISTRAR.open(own_name("uprmc-forgets").encode())
-        first, *answers = connection.ask_all([opening, *controls])
-        if first.status:
-            raise NodeError(f"the node at {connection.place} refuses: {first.reason}")
-        granted = features.granted(controls, answers)
-        self._asked.update(numbers)
-        if features.WATERMARKS not in granted:
-            return
-        frames = removals(self._name, numbers, many=features.REPORTS in granted)
+def _remove(connection: NodeConnection, name: bytes, numbers: Sequence[int]) -> set[int]:
+    """Remove the rows of vBuckets that one node has active; return where there were any."""
+    controls = features.REGISTRAR.controls()
+    opening = features.REGISTRAR.open(own_name("uprmc-forgets").encode())
+    first, *answers = connection.ask_all([opening, *controls])
+    if first.status:
+        raise NodeError(f"the node at {connection.place} refuses: {first.reason}")
+    granted = features.granted(controls, answers)
+    if features.WATERMARKS not in granted:
+        return set()
+    frames = removals(name, numbers, many=features.REPORTS in granted)
+    try:
         refused = {
             each.vbucket: each.status
             for asked, answer in connection.ask_each(frames)
             for each in told_of(asked, answer).refused
         }
-        self._removed.update(set(numbers).difference(refused))
-        _check_refused(connection.place, self._name, refused)
+    except RemoteProtocolError as error:
+        raise NodeError(f"the node at {connection.place} makes no sense: {error}") from None
+    _check_refused(connection.place, name, refused)
+    return set(numbers).difference(refused)
 
 
 def _check_refused(place: str, name: bytes, refused: dict[int, int]) -> None:

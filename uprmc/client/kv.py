@@ -51,6 +51,7 @@ from uprmc.protocol.binary import (
 )
 from uprmc.protocol.management import GET_META_EXTRAS, WithMetaOption
 from uprmc.protocol.opcodes import DO_NOT_CREATE, KEY_MAX_BYTES, Opcode
+from uprmc.remote import features
 
 __all__ = ["Document", "KvClient", "Meta", "OutcomeUnknown", "SomeFailed", "Stored"]
 
@@ -94,7 +95,11 @@ class KvClient:
         except ValueError as error:
             raise ConfigError(f"{nodes!r}: say {error}") from None
         self._map = KvMap(
-            places, vbuckets, lambda at: NodeConnection(at, timeout_s, tls, credentials)
+            places,
+            vbuckets,
+            lambda at: NodeConnection(
+                at, timeout_s, tls, credentials, features.DOCUMENTS, b"uprmc kv"
+            ),
         )
         self._rounds = Rounds(self._map, timeout_s, retry_s)
         try:
@@ -111,7 +116,7 @@ class KvClient:
 
     def close(self) -> None:
         """Hang up on all nodes."""
-        self._map.close()
+        self._map.connections.close()
 
     @property
     def vbuckets(self) -> int:

@@ -83,11 +83,11 @@ class Rounds:
         try:
             run(pipelines, self._timeout_s)
         except BaseException:
-            self._map.close()  # answers are still on their way
+            self._map.connections.close()  # answers are still on their way
             raise
         for connection, pipeline in zip(shares, pipelines, strict=True):
             if pipeline.lost is not None:
-                self._map.drop(connection)
+                self._map.connections.drop(connection.place)
                 failures.update(_lost(pipeline, pipeline.lost, changes=changes))
 
 

@@ -15,7 +15,7 @@ from uprmc import places
 from uprmc.client.errors import ClientError, MisuseError, NodeUnreachable
 from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Place
-from uprmc.remote.placement import NODES_MAX, Choice, Claim, chosen
+from uprmc.remote.directory import NODES_MAX, Choice, Claim, chosen
 from uprmc.remote.retry import Backoff
 
 DELAY_MIN_S = 0.1

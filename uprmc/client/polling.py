@@ -14,7 +14,7 @@ from uprmc.client.options import Options
 from uprmc.client.route_table import RouteTable
 from uprmc.client.state import StateStore
 from uprmc.client.stream_starts import SEARCH_S, StreamStarts
-from uprmc.remote.placement import telling
+from uprmc.remote.directory import telling
 
 
 class Polling:

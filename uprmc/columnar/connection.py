@@ -98,7 +98,7 @@ class Connection:
 
     # --- questions ------------------------------------------------------------------------------
 
-    def ask(self, requests: Sequence[RequestFrame]) -> list[ResponseFrame]:
+    def ask_all(self, requests: Sequence[RequestFrame]) -> list[ResponseFrame]:
         """Return the answers to requests that have one each, in their order, whatever the status.
 
         Raises:
@@ -136,14 +136,14 @@ class Connection:
                     del waiting[answer.opaque]
 
     def require(self, requests: Sequence[RequestFrame]) -> list[ResponseFrame]:
-        """Return the answers as `ask` does, all of them successes.
+        """Return the answers as `ask_all` does, all of them successes.
 
         Raises:
             Busy: the node asks to come again later.
             Refused: it does not want to.
             Unreachable, ProtocolError.
         """
-        answers = self.ask(requests)
+        answers = self.ask_all(requests)
         for request, answer in zip(requests, answers, strict=True):
             if answer.status:
                 raise self.refusal(answer, opcode_name(request.opcode))
@@ -165,6 +165,13 @@ class Connection:
                 raise self.refusal(answer, f"STAT {group}")
             return found
         raise self.protocol_error(f"more than {STATS_MAX} statistics")
+
+    def told(self, group: str) -> dict[str, str]:
+        """Return a group of statistics, nothing if the node does not tell it."""
+        try:
+            return self.stats(group)
+        except Refused:
+            return {}
 
     def refusal(self, answer: ResponseFrame, what: str) -> Refused:
         """Return what to raise of an answer that is no success."""
@@ -258,13 +265,13 @@ class Connection:
     def _introduce(self) -> None:
         access = self._access
         name = (access.client_id or "spark").encode()[:200]
-        (answer,) = self.ask([features.LEASE_READER.hello(name)])
+        (answer,) = self.ask_all([features.LEASE_READER.hello(name)])
         self.knows_terms = features.tells_terms(answer.status, answer.value)
         self.knows_origins = features.grants(Feature.ORIGINS, answer.status, answer.value)
         if access.username is not None:
             self._log_in(access.username)
         if access.bucket:
-            (answer,) = self.ask([RequestFrame(Opcode.SELECT_BUCKET, access.bucket.encode())])
+            (answer,) = self.ask_all([RequestFrame(Opcode.SELECT_BUCKET, access.bucket.encode())])
             if answer.status:
                 raise self.refusal(answer, f"the choice of bucket {access.bucket!r}")
 
@@ -275,7 +282,7 @@ class Connection:
         try:
             request = next(steps)
             while True:
-                (answer,) = self.ask([request])
+                (answer,) = self.ask_all([request])
                 if answer.status in _BUSY:
                     raise self.refusal(answer, "the login")
                 request = steps.send(answer)

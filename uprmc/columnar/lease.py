@@ -123,7 +123,7 @@ class Lease:
             mine = [number for number in grant.vbuckets if number in wanted]
             requests = [messages.rows_reached(grant.id, n, *wanted[n]) for n in mine]
             with lent(grant.place, self._access) as connection:
-                answers = connection.ask(requests)
+                answers = connection.ask_all(requests)
                 if any(each.status for each in answers):
                     return None
                 try:
@@ -137,7 +137,7 @@ class Lease:
         for grant in self.grants:
             try:
                 with lent(grant.place, self._access) as connection:
-                    connection.ask([messages.release(grant.id)])
+                    connection.ask_all([messages.release(grant.id)])
             except SparkError:
                 continue  # it lapses by itself
 
@@ -165,7 +165,7 @@ def acquire(
             try:
                 return _acquired(access, nodes, wanted, seconds, reader)
             except NoVBucket as error:
-                if not nodes.silent:
+                if not nodes.directory.silent:
                     raise
                 moved.wait(error)  # its node restarts, or another one is about to take over
             except _Moved as error:
@@ -317,7 +317,7 @@ class _Acquiring:
         while True:
             spare = self._access.spare_leases
             request = messages.acquire(self._numbers, self._seconds, self._reader, spare)
-            (answer,) = connection.ask([request])
+            (answer,) = connection.ask_all([request])
             if not answer.status:
                 return answer
             if answer.status == Status.INVALID_ARGUMENTS and self._reader:
@@ -341,7 +341,7 @@ class _Acquiring:
 def _renewed(access: Access, grant: Grant, seconds: int) -> int:
     def attempt() -> int:
         with lent(grant.place, access) as connection:
-            (answer,) = connection.ask([messages.renew(grant.id, seconds)])
+            (answer,) = connection.ask_all([messages.renew(grant.id, seconds)])
             if answer.status == Status.KEY_NOT_FOUND:
                 raise LeaseEnded(f"{grant.place} has no lease {grant.id:016x} any more")
             if answer.status:

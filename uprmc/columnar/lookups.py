@@ -82,7 +82,7 @@ def looked_up(
 def _asked(nodes: Nodes, standing: Standing, keys: Sequence[bytes], no_value: bool) -> list[Item]:
     upto = {"upto_seqno": 0} if no_value else {}
     requests = [question(standing.vbucket, key, **upto) for key in keys]
-    answers = nodes.at(standing.place, lambda connection: connection.ask(requests))
+    answers = nodes.at(standing.place, lambda connection: connection.ask_all(requests))
     try:
         versions = [version(key, answer) for key, answer in zip(keys, answers, strict=True)]
     except Refused:

@@ -1,15 +1,8 @@
-"""Which node has which vBucket, and how far each vBucket is: asked of the nodes themselves.
-
-Every node tells the vBuckets that it has active; its cluster map tells how many there are in all,
-and of other nodes. After a failover the old active may come back and believe in itself:
-`remote.placement` says which of two is followed. No node is followed before all were asked, and a
-connection that was kept open and fails is no silent node: it is dialled once more.
-"""
+"""Which node has which vBucket, and how far each vBucket is: asked of the nodes themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
@@ -19,6 +12,7 @@ from uprmc.columnar.connection import Connection, given_back, taken
 from uprmc.columnar.errors import (
     BadOption,
     NoVBucket,
+    ProtocolError,
     Refused,
     SparkError,
     Unreachable,
@@ -26,27 +20,23 @@ from uprmc.columnar.errors import (
 )
 from uprmc.columnar.retry_policy import Busy, patiently
 from uprmc.errors import RemoteProtocolError
-from uprmc.model import FailoverLog, VBucketState
+from uprmc.model import FailoverLog
 from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
-from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.management import (
-    VBUCKET_SEQNOS_EXTRAS,
-    decode_vbucket_seqno_terms,
-    decode_vbucket_seqnos,
-)
+from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
-from uprmc.remote.cluster_map import COUNT_GROUP, count_in
+from uprmc.remote.blocking import KeptConnections
+from uprmc.remote.directory import Directory, NotTold, Why, log_request
 from uprmc.remote.history import read_log
-from uprmc.remote.placement import OtherBucket, Placement
-from uprmc.units import in_ranges
-
-#: vBuckets of which an error says why they are refused.
-_REASONS_MAX = 5
 
 T = TypeVar("T")
 
-#: By vBucket, (high seqno, term) of each that a node has active.
-_Active = dict[int, tuple[int, int]]
+#: What is raised of a node that has not told what it has. Trying again helps after the first.
+_RAISED: dict[Why, type[SparkError]] = {
+    Why.LATER: Busy,
+    Why.REFUSED: Refused,
+    Why.NONSENSE: ProtocolError,
+    Why.FOREIGN: VBucketsChanged,
+}
 
 
 @dataclass(frozen=True)
@@ -89,10 +79,15 @@ class Nodes:
         if not access.servers:
             raise BadOption("servers: name at least one node, as HOST:PORT")
         self._access = access
-        self._placement = Placement(access.servers, terms=access.terms)
-        self._connections: dict[str, Connection] = {}
-        self._seqnos: dict[int, int] = {}
-        self.silent: list[SparkError] = []
+        self.directory = Directory(access.servers, terms=access.terms)
+        self._connections = KeptConnections(
+            partial(taken, access=access),
+            Unreachable,
+            Busy,
+            let_go=partial(given_back, access=access),
+        )
+        self.connection, self.drop = self._connections.at, self._connections.drop
+        self._copied: dict[int, tuple[int, str]] = {}
         self.owners: dict[int, str] = {}
         self.copied: frozenset[int] = frozenset()
         try:
@@ -104,27 +99,14 @@ class Nodes:
     @property
     def vbuckets(self) -> int:
         """How many there are in all, active somewhere or not."""
-        return self._placement.vbuckets
+        return self.directory.vbuckets
 
     @property
     def terms(self) -> dict[int, int]:
         """The highest term that was ever heard of, by vBucket."""
-        return self._placement.terms
+        return self.directory.terms
 
     # --- questions ------------------------------------------------------------------------------
-
-    def connection(self, place: str) -> Connection:
-        """Return the connection to a node, dialled if need be."""
-        found = self._connections.get(place)
-        if found is None:
-            found = self._connections[place] = taken(place, self._access)
-        return found
-
-    def drop(self, place: str) -> None:
-        """Hang up on a node: an answer may still be on its way."""
-        found = self._connections.pop(place, None)
-        if found is not None:
-            found.close()
 
     def at(self, place: str, ask: Callable[[Connection], T]) -> T:
         """Return what `ask` gets from a node; lost connections and busy nodes are tried again."""
@@ -151,7 +133,8 @@ class Nodes:
     def seqnos(self) -> dict[int, int]:
         """Return the high seqnos of all that are active, as of now; raises as the class."""
         self.refresh()
-        return dict(sorted(self._seqnos.items()))
+        copied, seqno = self._copied, self.directory.seqno
+        return {n: copied[n][0] if n in copied else seqno(n) for n in sorted(self.owners)}
 
     def standings(
         self, vbuckets: Iterable[int] | None = None, items: bool = False
@@ -214,9 +197,7 @@ class Nodes:
 
     def close(self) -> None:
         """Let go of all connections."""
-        while self._connections:
-            _, connection = self._connections.popitem()
-            given_back(connection, self._access)
+        self._connections.end()
 
     def __enter__(self) -> Self:
         return self
@@ -227,101 +208,42 @@ class Nodes:
     # --- who has what ---------------------------------------------------------------------------
 
     def _refresh(self) -> None:
-        active: dict[str, _Active] = {}
-        silent: list[SparkError] = []
-        for place in self._placement.places:  # grows with what the first ones tell
-            try:
-                active[place] = self._told_by(place)
-            except (Unreachable, Busy) as error:
-                silent.append(error)
-        if not active:
-            raise _summed_up(silent)
+        directory, access = self.directory, self._access
+        copies = access.servers if access.copies != "none" else ()
+        self._connections.survey(directory, replicas_at=copies)
+        silent = directory.silent.values()
+        for each in silent:
+            if each.why not in (Why.LOST, Why.LATER):
+                raise _RAISED[each.why](each.words)
+        if not directory.facts:
+            raise _summed_up(list(silent))
         if not self.vbuckets:
-            raise Refused(f"{', '.join(active)}: no node tells how many vBuckets it has")
-        self.silent = silent
-        told = {
-            place: {number: term for number, (_, term) in each.items()}
-            for place, each in active.items()
-        }
-        self._placement.settle(told, self._logs_at)
-        for place, frames in self._placement.to_tell(self._logs_at).items():
-            try:
-                self.connection(place).ask(frames)
-            except SparkError:
-                self.drop(place)
-        choices = sorted(self._placement.choices.items())
-        self.owners = {number: choice.place for number, choice in choices if choice.place}
-        self._seqnos = {number: active[place][number][0] for number, place in self.owners.items()}
-        if self._access.copies != "none":
-            self._use_copies(place for place in self._access.servers if place in active)
+            nodes = ", ".join(directory.facts)
+            raise Refused(f"{nodes}: no node tells how many vBuckets it has")
+        self.owners = directory.owners()
+        self._copied = self._copies() if copies else {}
+        self.copied = frozenset(self._copied)
+        self.owners |= {number: place for number, (_, place) in self._copied.items()}
 
-    def _use_copies(self, places: Iterable[str]) -> None:
-        """Have replicas read that the named nodes have; of several the newest."""
-        known = self.owners if self._access.copies == "missing" else {
-            number: place
+    def _copies(self) -> dict[int, tuple[int, str]]:
+        """Return the replicas to read that the named nodes have; of several the newest."""
+        named = self._access.servers
+        known = {
+            number
             for number, place in self.owners.items()
-            if place in self._access.servers
-        }  # fmt: skip
+            if self._access.copies == "missing" or place in named
+        }
         found: dict[int, tuple[int, str]] = {}
-        for place in places:
-            for number, (seqno, _) in self.at(place, partial(_told, VBucketState.REPLICA)).items():
+        for place in named:
+            facts = self.directory.facts.get(place)
+            for number, seqno in facts.replicas.items() if facts is not None else ():
                 if number not in known:
                     found[number] = max(found.get(number, (-1, "")), (seqno, place))
-        self.copied = frozenset(found)
-        self.owners |= {number: place for number, (_, place) in found.items()}
-        self._seqnos |= {number: seqno for number, (seqno, _) in found.items()}
+        return found
 
-    def _told_by(self, place: str) -> _Active:
-        """Ask a node; one whose connection was kept open gets another if that one fails."""
-        kept = place in self._connections
-        try:
-            connection = self.connection(place)
-            self._learn(connection)
-            told = _told(VBucketState.ACTIVE, connection)
-            self._placement.check_active(place, told)
-            return told
-        except BaseException as error:
-            self.drop(place)
-            if isinstance(error, OtherBucket):
-                raise VBucketsChanged(str(error)) from None
-            if not (kept and isinstance(error, Unreachable)):
-                raise
-        return self._told_by(place)
-
-    def _learn(self, connection: Connection) -> None:
-        """Take from the node's map how many vBuckets there are, and which other nodes."""
-        (answer,) = connection.ask([RequestFrame(Opcode.GET_CLUSTER_CONFIG)])
-        self._placement.take_map(connection.place, answer)
-        if not self.vbuckets:
-            with suppress(Refused):
-                count = count_in(connection.stats(COUNT_GROUP))
-                self._placement.take_count(connection.place, count)
-
-    def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, FailoverLog]:
-        """Return failover logs, none if the node does not tell."""
-        try:
-            logs = _logs(self.connection(place), vbuckets)
-        except SparkError:
-            self.drop(place)
-            return {}
-        return dict(zip(vbuckets, logs, strict=True))
-
-    def absent(self, vbuckets: Sequence[int]) -> str:
-        """Return what to say of vBuckets that are active on no node."""
-        foreign = [each for each in vbuckets if each >= self.vbuckets]
-        if foreign:
-            return f"vb={in_ranges(foreign)}: there are only {self.vbuckets}"
-        choices = self._placement.choices
-        nowhere = [each for each in vbuckets if each not in choices]
-        refused = list(dict.fromkeys(choices[n].why for n in vbuckets if n in choices))
-        words = [*refused[:_REASONS_MAX], *(each.text for each in self.silent)]
-        if nowhere:
-            are = "is" if len(nowhere) == 1 else "are"
-            places = ", ".join(self._placement.places)
-            words.insert(0, f"vb={in_ranges(nowhere)} {are} active on none of {places}")
-        if len(refused) > _REASONS_MAX:
-            words.append(f"and {len(refused) - _REASONS_MAX} vBuckets more like these")
-        return "; ".join(words)
+    def absent(self, vbuckets: Iterable[int]) -> str:
+        """Return what to say of vBuckets that no node can be used for."""
+        return str(self.directory.missing(vbuckets))
 
 
 def _survey(
@@ -331,23 +253,9 @@ def _survey(
     return _logs(connection, numbers), details(connection, "num_items") if items else {}
 
 
-def _told(state: VBucketState, connection: Connection) -> _Active:
-    """Return the vBuckets that a node has in a state."""
-    extras = VBUCKET_SEQNOS_EXTRAS.pack(state)
-    (answer,) = connection.require([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
-    try:
-        if connection.knows_terms:
-            rows = decode_vbucket_seqno_terms(answer.value)
-            return {number: (seqno, term) for number, seqno, term in rows}
-        return {number: (seqno, 0) for number, seqno in decode_vbucket_seqnos(answer.value)}
-    except RemoteProtocolError:
-        raise connection.protocol_error("a torn list of seqnos") from None
-
-
 def _logs(connection: Connection, numbers: Iterable[int]) -> list[FailoverLog]:
     wanted = list(numbers)
-    requests = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in wanted]
-    answers: list[ResponseFrame] = connection.require(requests)
+    answers = connection.require([log_request(number) for number in wanted])
     try:
         return [read_log(answer.value) for answer in answers]
     except RemoteProtocolError as error:
@@ -364,6 +272,9 @@ def details(connection: Connection, wanted: str) -> dict[int, int]:
     return found
 
 
-def _summed_up(errors: list[SparkError]) -> SparkError:
-    text = "; ".join(dict.fromkeys(each.text for each in errors))
-    return type(errors[0])(text).doubting(errors[0].doubtful_place)
+def _summed_up(silent: list[NotTold]) -> SparkError:
+    text = "; ".join(dict.fromkeys(each.words for each in silent))
+    first = silent[0].error
+    if isinstance(first, SparkError):
+        return type(first)(text).doubting(first.doubtful_place)
+    return _RAISED[silent[0].why](text)

@@ -148,7 +148,7 @@ class Registration:
 def opened(connection: Connection, name: bytes) -> set[bytes]:
     """Make it a connection that may report; return the keys of CONTROL that the node accepts."""
     controls = features.REGISTRAR.controls()
-    _, *answers = connection.ask([features.REGISTRAR.open(name), *controls])
+    _, *answers = connection.ask_all([features.REGISTRAR.open(name), *controls])
     return features.granted(controls, answers)
 
 

@@ -118,7 +118,7 @@ class Streams:
             interval_s=max(0.1, self._access.read_timeout_s / _NOOPS),
         )
         asked = [opening, *controls]
-        answers = self._connection.ask(asked)
+        answers = self._connection.ask_all(asked)
         for frame, answer in zip(asked, answers, strict=True):
             if features.LEASE_READER.is_fatal(frame, answer.status):
                 if frame is opening:

@@ -40,7 +40,7 @@ from uprmc.index.mapping import make_mapper, make_reducer
 from uprmc.index.mapping.javascript import refuse_faults
 from uprmc.index.model import Lost, Reducer
 from uprmc.index.source import Source
-from uprmc.index.source_nodes import Connections, SourceNodes
+from uprmc.index.source_nodes import SourceNodes, questioning
 from uprmc.index.store import IndexStore
 from uprmc.index.tree import Room, limit_cache, limit_disk
 from uprmc.index.updater import Stopped
@@ -176,7 +176,7 @@ class DocumentReader:
         self._refreshed = threading.Event()
         self._closed = False
         self._lock = threading.Lock()
-        self._connections = Connections(source.tls, source.credentials)
+        self._connections = questioning(source.tls, source.credentials)
         self._silent: dict[str, tuple[int, str]] = {}
         self._refreshed_at = float("-inf")
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -19,19 +18,12 @@ from twisted.internet.threads import deferToThreadPool
 from twisted.python.threadpool import ThreadPool
 
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.index.source_nodes import Connections
+from uprmc.errors import RemoteProtocolError
+from uprmc.index.source_nodes import questioning
 from uprmc.login.credentials import Credentials
-from uprmc.model import FailoverLog, VBucketState
-from uprmc.protocol.binary import decode_hello, encode_hello
-from uprmc.protocol.header import RequestFrame
-from uprmc.protocol.management import (
-    VBUCKET_SEQNOS_EXTRAS,
-    decode_vbucket_seqno_terms,
-    decode_vbucket_seqnos,
-)
-from uprmc.protocol.opcodes import Feature, Opcode
+from uprmc.model import FailoverLog
+from uprmc.remote.directory import Directory, log_request
 from uprmc.remote.history import read_log
-from uprmc.remote.placement import OtherBucket, Placement
 
 _PERSISTED_GROUP = "vbucket-seqno"
 _PERSISTED = ":last_persisted_seqno"
@@ -39,40 +31,16 @@ _PERSISTED = ":last_persisted_seqno"
 _Result = TypeVar("_Result")
 
 
-class Told(NamedTuple):
-    """What one node has.
-
-    Attributes:
-        active: the term of each vBucket.
-        replicas: vBuckets.
-        seqnos: high seqno of those that are active.
-        total: vBuckets that the bucket has, 0 = it does not say.
-    """
-
-    active: Mapping[int, int]
-    replicas: frozenset[int]
-    seqnos: Mapping[int, int]
-    total: int
-
-
 class _Survey(NamedTuple):
-    """What all nodes together have.
+    """What all nodes together have."""
 
-    Attributes:
-        told: by node, as told last.
-        silent: why nodes have not answered this time.
-        places: the node to ask for each vBucket, where there is one.
-        doubtful: vBuckets of which a node that is silent may be the one to ask.
-        disputes: why there is none for others that nodes have active.
-        terms: the highest of each that was ever heard of.
-    """
-
-    told: Mapping[str, Told]
-    silent: Mapping[str, str]
-    places: Mapping[int, str]
-    doubtful: frozenset[int]
-    disputes: tuple[str, ...]
-    terms: Mapping[int, int]
+    held: Mapping[str, tuple[frozenset[int], frozenset[int]]]  # by node: active, replicas
+    errors: tuple[str, ...]  # why nodes have not answered, or none is asked for a vBucket
+    places: Mapping[int, str]  # the node to ask for each vBucket, where there is one
+    seqnos: Mapping[int, int]  # their high seqnos there
+    doubtful: frozenset[int]  # vBuckets of which a node that is silent may be the one to ask
+    terms: Mapping[int, int]  # the highest of each that was ever heard of
+    total: int = 0  # vBuckets that the bucket has, 0 = not known yet
 
 
 class Source:
@@ -116,9 +84,11 @@ class Source:
         self.terms: Mapping[int, int] = {}
         self._reactor, self._poll_s, self.tls, self._on_change = reactor, poll_s, tls, on_change
         self._pool = ThreadPool(0, 1, "uprmc-index-source")
-        self._connections = Connections(tls, credentials)
-        self._placement = Placement(self.places)
-        self._survey = _Survey({}, {}, {}, frozenset(), (), {})
+        self._connections = questioning(tls, credentials)
+        # Only what the nodes that are named have is indexed.
+        self._directory = Directory(self.places, learns=False, remembers=True)
+        self._survey = _Survey({}, (), {}, {}, frozenset(), {})
+        self._maps = True  # whether maps are asked for, too: they are large and seldom change
         self._refreshing: Deferred[None] | None = None
         self._waiting: list[Deferred[None]] = []
         self._timer: Any = None
@@ -142,20 +112,20 @@ class Source:
     @property
     def is_known(self) -> bool:
         """Whether any node has told what it has."""
-        return bool(self._survey.told)
+        return bool(self._survey.held)
 
     @property
     def is_complete(self) -> bool:
         """Whether no vBucket can be active at a node that has said nothing so far."""
         survey = self._survey
-        if len(survey.told) == len(self.places):
+        if len(survey.held) == len(self.places):
             return True
         return bool(self.total) and self.active >= frozenset(range(self.total))
 
     @property
     def total(self) -> int:
         """How many vBuckets the bucket has, 0 = not known yet."""
-        return max((told.total for told in self._survey.told.values()), default=0)
+        return self._survey.total
 
     def place_of(self, vbucket: int) -> str:
         """Return the node to ask for a vBucket, ``""`` = there is none. Any thread may call it."""
@@ -192,20 +162,16 @@ class Source:
     def _took(self, found: _Survey) -> None:
         before, self._survey = self._survey, found
         self.rounds += 1
-        self.error = next(reversed([*found.silent.values(), *found.disputes]), "")
-        self.terms = found.terms
-        self.seqnos = {
-            vbucket: found.told[place].seqnos[vbucket] for vbucket, place in found.places.items()
-        }
-        if _held(before) != _held(found):
+        self.error = found.errors[-1] if found.errors else ""
+        self.terms, self.seqnos = found.terms, found.seqnos
+        if before.held != found.held:
             self._have_changed()
 
     def _have_changed(self) -> None:
-        told = self._survey.told.values()
+        held = self._survey.held.values()
         self.version += 1
-        self.active = frozenset(number for each in told for number in each.active)
-        replicas = frozenset(number for each in told for number in each.replicas)
-        self.replicas = replicas - self.active
+        self.active = frozenset().union(*(active for active, _ in held))
+        self.replicas = frozenset().union(*(replicas for _, replicas in held)) - self.active
         if not self._stopped:
             self._on_change()
 
@@ -214,6 +180,7 @@ class Source:
 
     def _poll(self) -> None:
         if not self._stopped:
+            self._maps = True
             done = self.refresh()
             done.addCallback(lambda _: self._again())
 
@@ -245,88 +212,33 @@ class Source:
     # --- in the thread --------------------------------------------------------------------------
 
     def _ask_all(self) -> _Survey:
-        told, silent = dict(self._survey.told), {}
-        for place in self.places:
-            try:
-                found = self._connections.ask(place, self._told_by)
-                self._placement.take_count(place, found.total)
-                told[place] = found
-            except (NodeError, OtherBucket) as error:
-                silent[place] = str(error)
-        return self._settled(told, silent)
-
-    def _settled(self, told: Mapping[str, Told], silent: Mapping[str, str]) -> _Survey:
-        """Find the node to ask for each vBucket, by the one rule that there is (`placement`).
-
-        A node that is silent keeps what it told last, unless one that answers has as high a term.
-        """
-        claims = {place: dict(each.active) for place, each in told.items()}
-        answering = [claims[place] for place in claims if place not in silent]
-        for place in silent:
-            said = claims.get(place, {})
-            for vbucket in [*said]:
-                if any(each.get(vbucket, -1) >= said[vbucket] for each in answering):
-                    del said[vbucket]
-        self._placement.settle(claims, self._logs_at)
-        for place, frames in self._placement.to_tell(self._logs_at).items():
-            self._tell(place, frames)
-        choices = self._placement.choices
+        directory = self._directory
+        maps, self._maps = self._maps, False
+        self._connections.survey(directory, maps=maps, replicas_at=self.places)
+        owners, claimed = directory.owners(), directory.claimed()
+        silent = {place: directory.facts.get(place) for place in directory.silent}
         doubtful = {
             vbucket
-            for vbucket, choice in choices.items()
-            for place in silent
-            if place not in told or (vbucket not in told[place].active and choice.place != place)
+            for place, said in silent.items()
+            for vbucket in claimed
+            if said is None or (vbucket not in said.active and owners.get(vbucket, "") != place)
         }
+        missing = directory.missing(claimed)
         return _Survey(
-            told,
-            silent,
-            {vbucket: choice.place for vbucket, choice in choices.items() if choice.place},
+            {
+                place: (frozenset(each.active), frozenset(each.replicas))
+                for place, each in directory.facts.items()
+            },
+            (
+                *(each.words for each in directory.silent.values()),
+                *(missing.refused.values() if missing is not None else ()),
+            ),
+            owners,
+            {vbucket: directory.seqno(vbucket) for vbucket in owners},
             frozenset(doubtful),
-            tuple(choice.why for choice in choices.values() if not choice.place),
-            dict(self._placement.terms),
+            dict(directory.terms),
+            directory.vbuckets,
         )
-
-    def _tell(self, place: str, frames: list[RequestFrame]) -> None:
-        """Tell a node that it was deposed; one that does not hear it is told the next time."""
-        with suppress(NodeError):
-            self._connections.ask(place, lambda connection: list(connection.ask_all(frames)))
-
-    def _told_by(self, connection: NodeConnection) -> Told:
-        """Ask a node what it has."""
-        hello = RequestFrame(Opcode.HELLO, key=b"uprmc-index", value=encode_hello([Feature.TERMS]))
-        greeting, *answers = connection.ask_all([hello, *map(_seqnos_of, _STATES)])
-        for answer in answers:
-            if answer.status:
-                raise NodeError(
-                    f"the node at {connection.place} does not tell its vBuckets: {answer.reason}"
-                )
-        with_terms = not greeting.status and Feature.TERMS in decode_hello(greeting.value)
-        active, replicas = [_numbers_in(answer.value, with_terms) for answer in answers]
-        return Told(
-            {vbucket: term for vbucket, _, term in active},
-            frozenset(vbucket for vbucket, _, _ in replicas),
-            {vbucket: seqno for vbucket, seqno, _ in active},
-            self._total(connection),
-        )
-
-    def _total(self, connection: NodeConnection) -> int:
-        """Return the number of vBuckets; asked once, since it does not change."""
-        told = self._survey.told.get(connection.place)
-        if told is not None and told.total:
-            return told.total
-        return connection.vbuckets()
-
-    def _logs_at(self, place: str, vbuckets: list[int]) -> dict[int, FailoverLog]:
-        asked = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in vbuckets]
-
-        def question(connection: NodeConnection) -> dict[int, FailoverLog]:
-            answers = zip(vbuckets, connection.ask_all(asked), strict=True)
-            return {vb: read_log(answer.value) for vb, answer in answers if not answer.status}
-
-        try:
-            return self._connections.ask(place, question)
-        except NodeError:
-            return {}
 
     def _ask_logs(self, vbuckets: list[int]) -> dict[int, FailoverLog]:
         survey = self._survey
@@ -337,7 +249,16 @@ class Source:
                 by_place.setdefault(place, []).append(vbucket)
         found: dict[int, FailoverLog] = {}
         for place, some in by_place.items():
-            found |= self._logs_at(place, some)
+            asked = [log_request(vbucket) for vbucket in some]
+            try:
+                answers = self._connections.ask(place, lambda at: list(at.ask_all(asked)))  # noqa: B023
+                found |= {
+                    vbucket: read_log(answer.value)
+                    for vbucket, answer in zip(some, answers, strict=True)
+                    if not answer.status
+                }
+            except (NodeError, RemoteProtocolError):
+                continue
         return found
 
     def _ask_persisted(self) -> dict[int, int]:
@@ -346,24 +267,10 @@ class Source:
         for place in dict.fromkeys(survey.places.values()):
             try:
                 told = self._connections.ask(place, _persisted_at)
-            except NodeError:
+            except (NodeError, ValueError):
                 continue
             found |= {vb: seqno for vb, seqno in told.items() if survey.places.get(vb) == place}
         return found
-
-
-_STATES = (VBucketState.ACTIVE, VBucketState.REPLICA)
-
-
-def _seqnos_of(state: VBucketState) -> RequestFrame:
-    return RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=VBUCKET_SEQNOS_EXTRAS.pack(state))
-
-
-def _numbers_in(value: bytes, with_terms: bool) -> list[tuple[int, int, int]]:
-    """Return (vBucket, high seqno, term)."""
-    if with_terms:
-        return list(decode_vbucket_seqno_terms(value))
-    return [(number, seqno, 0) for number, seqno in decode_vbucket_seqnos(value)]
 
 
 def _persisted_at(connection: NodeConnection) -> dict[int, int]:
@@ -372,8 +279,3 @@ def _persisted_at(connection: NodeConnection) -> dict[int, int]:
         for name, text in connection.statistics(_PERSISTED_GROUP)
         if name.startswith("vb_") and name.endswith(_PERSISTED)
     }
-
-
-def _held(survey: _Survey) -> dict[str, tuple[frozenset[int], frozenset[int]]]:
-    """Return which vBuckets nodes have, to compare."""
-    return {place: (frozenset(each.active), each.replicas) for place, each in survey.told.items()}

@@ -48,6 +48,7 @@ class ClusterMap(NamedTuple):
         this: which of `servers` has given the map, -1 = it does not say.
         outside: HOST:PORT by which they are reached from elsewhere, ``""`` = not.
         bucket_uuid: identity of the data, as text; empty = it does not say.
+        owners: which of `servers` has each vBucket active, -1 = none.
     """
 
     vbuckets: int
@@ -56,13 +57,23 @@ class ClusterMap(NamedTuple):
     this: int = _NONE
     outside: tuple[str, ...] = ()
     bucket_uuid: str = ""
+    owners: tuple[int, ...] = ()
 
     def term(self, vbucket: int) -> int:
         """Return the highest term that the map knows of a vBucket."""
         return self.terms[vbucket] if vbucket < len(self.terms) else 0
 
     def places(self, dialled: str) -> list[str]:
-        """Return where the nodes are reached by somebody who was given the map at `dialled`.
+        """Return where the nodes are reached by somebody who was given the map at `dialled`."""
+        return list(dict.fromkeys(filter(None, self._reached(dialled))))
+
+    def owner(self, vbucket: int, dialled: str) -> str:
+        """Return where the node that has a vBucket active is reached, ``""`` = it names none."""
+        number = self.owners[vbucket] if vbucket < len(self.owners) else _NONE
+        return self._reached(dialled)[number] if 0 <= number < _SERVERS_MAX else ""
+
+    def _reached(self, dialled: str) -> list[str]:
+        """Return where each of `servers` is reached, ``""`` = nowhere.
 
         Over a unix socket ``$HOST`` names no host: what stands behind it is left out.
         """
@@ -73,27 +84,30 @@ class ClusterMap(NamedTuple):
             servers = tuple(outside or server for outside, server in pairs)
         found = []
         for number, server in enumerate(servers[:_SERVERS_MAX]):
-            if number == self.this:
-                found.append(dialled)
-            elif host or _HOST not in server:
-                found.append(server.replace(_HOST, host))
-        return [each for each in dict.fromkeys(found) if each == dialled or _is_place(each)]
+            place = server.replace(_HOST, host) if host or _HOST not in server else ""
+            place = dialled if number == self.this else place
+            found.append(place if place == dialled or _is_place(place) else "")
+        return found
 
 
 def map_of(answer: ResponseFrame) -> ClusterMap | None:
     """Return the map in the answer to GET_CLUSTER_CONFIG; ``None`` = none that makes sense."""
-    if answer.status:
-        return None
+    return None if answer.status else map_in(answer.value)
+
+
+def map_in(value: bytes) -> ClusterMap | None:
+    """Return the map that a value holds; ``None`` = none that makes sense."""
     try:
-        whole = json.loads(answer.value)
+        whole = json.loads(value)
         inner = whole["vBucketServerMap"]
-        count, servers, terms = (
-            len(_list(inner["vBucketMap"])),
+        chains, servers, terms = (
+            _list(inner["vBucketMap"]),
             tuple(each if isinstance(each, str) else "" for each in _list(inner["serverList"])),
             _list(inner.get("terms", [])),
         )
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
+    count = len(chains)
     if not 0 < count <= VBUCKETS_MAX or count.bit_count() != 1:
         return None  # keys are spread over a power of two
     this, outside = _described(whole, servers)
@@ -101,9 +115,9 @@ def map_of(answer: ResponseFrame) -> ClusterMap | None:
         each if type(each) is int and 0 <= each <= TERM_MAX else 0 for each in terms[:count]
     )
     uuid = whole.get("uuid", "")
-    return ClusterMap(
-        count, servers, known, this, outside, uuid[:64] if isinstance(uuid, str) else ""
-    )
+    uuid = uuid[:64] if isinstance(uuid, str) else ""
+    owners = tuple(_first(chain, len(servers)) for chain in chains)
+    return ClusterMap(count, servers, known, this, outside, uuid, owners)
 
 
 def count_in(stats: Mapping[str, str]) -> int:
@@ -138,6 +152,12 @@ def _outside(entry: Mapping[str, Any]) -> str:
         return ""
     place = f"[{host}]:{ports[0]}" if ":" in host and "[" not in host else f"{host}:{ports[0]}"
     return place if _is_place(place) else ""
+
+
+def _first(chain: Any, servers: int) -> int:
+    """Return the first node of a vBucket's chain, by its number; -1 = there is none."""
+    number = chain[0] if isinstance(chain, list) and chain else _NONE
+    return number if type(number) is int and 0 <= number < servers else _NONE
 
 
 def _ports(entry: Mapping[str, Any], name: str) -> list[int]:

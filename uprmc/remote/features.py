@@ -212,6 +212,20 @@ LEASE_READER = Handshake(
 #: elsewhere. Tolerant.
 REGISTRAR = Handshake(asks=()).registering()
 
+#: A client that only asks who has which vBucket.
+SURVEYOR = Handshake(asks=(), features=(Feature.TERMS,))
+
+#: A client that reads and changes documents.
+DOCUMENTS = Handshake(
+    asks=(),
+    features=(
+        Feature.JSON,
+        Feature.DATATYPE,
+        Feature.XERROR,
+        Feature.MUTATION_SEQNO,
+        Feature.TERMS,
+    ),
+)
 
 #: A link to another cluster, which reads this node in the same process. Strict.
 LINK = Handshake(asks=(EXPIRATIONS, MARKERS, WATERMARKS, ORIGINS))

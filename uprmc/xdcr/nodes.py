@@ -14,8 +14,8 @@ from uprmc.login.credentials import Credentials
 from uprmc.model import ConflictRule
 from uprmc.places import parsed
 from uprmc.ports import Clock, Dialled, Session
+from uprmc.remote.directory import NODES_MAX, Claim, chosen
 from uprmc.remote.login import Login, login_in_turns, nonce_of
-from uprmc.remote.placement import NODES_MAX, Claim, chosen
 from uprmc.remote.retry import Backoff
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Held, Target, TargetOwner

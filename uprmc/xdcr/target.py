@@ -34,9 +34,9 @@ from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.origins import ORIGIN_META_BYTES, encode_origin
 from uprmc.protocol.upr import decode_term
 from uprmc.remote.cluster_map import ClusterMap, map_of
+from uprmc.remote.directory import telling
 from uprmc.remote.history import read_log
 from uprmc.remote.login import Login
-from uprmc.remote.placement import telling
 from uprmc.xdcr.frames import Meta, read_meta
 from uprmc.xdcr.node_session import Answered, Lost, NodeSession, begun_again
 from uprmc.xdcr.received import Told, told_of
