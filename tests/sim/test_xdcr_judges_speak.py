@@ -20,9 +20,8 @@ from tests.sim.xdcr_run import XdcrRun
 from uprmc.model import SEQNO_MAX
 from uprmc.xdcr import checkpoint, outbound, received, resuming, sender
 from uprmc.xdcr.checkpoint import Record
-from uprmc.xdcr.link import Link
+from uprmc.xdcr.link import Link, Progress
 from uprmc.xdcr.outbound import Outbound
-from uprmc.xdcr.progress import Progress
 from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
 from uprmc.xdcr.run import Run

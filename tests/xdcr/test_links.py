@@ -26,7 +26,7 @@ from uprmc.kv.command_table import HANDLERS
 from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.server.node import Node
-from uprmc.xdcr import checkpoint, checkpointing, links, sender, shipping, spec
+from uprmc.xdcr import checkpoint, checkpointing, links, outbound, sender, spec
 from uprmc.xdcr.checkpoint import decode_one
 from uprmc.xdcr.frames import WITH_META_FRAME, set_frame
 from uprmc.xdcr.link import Link
@@ -188,7 +188,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
         check(key, *numbers)
 
     monkeypatch.setattr(with_meta, "_check_numbers", checked)
-    monkeypatch.setattr(shipping, "set_frame", with_options)
+    monkeypatch.setattr(outbound, "set_frame", with_options)
     return keys
 
 
@@ -331,7 +331,7 @@ def test_a_target_that_refuses_one_in_ten_gets_everything_soon(
         check(*numbers)
 
     monkeypatch.setattr(with_meta, "_check_numbers", checked)
-    monkeypatch.setattr(shipping, "set_frame", with_options)
+    monkeypatch.setattr(outbound, "set_frame", with_options)
     a, b = centres.start("a"), centres.start("b")
     write(a, 0, 400)
     link = centres.link(a, b)

@@ -20,8 +20,8 @@ from uprmc.record import pack
 from uprmc.server.node import Node
 from uprmc.upr.produce import options
 from uprmc.xdcr import target as targets
-from uprmc.xdcr.far_documents import FarDocuments
 from uprmc.xdcr.link import Link
+from uprmc.xdcr.reconcile import FarDocuments
 from uprmc.xdcr.resuming import Resuming
 
 ALL = range(VBUCKETS)

@@ -18,7 +18,7 @@ from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError, InvalidArguments
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.xdcr.settings import assignments
+from uprmc.xdcr.spec import assignments
 
 _COLUMNS = ("name", "state", "to", "changes_left", "lag_s", "rate", "error")
 _RECORD_COLUMNS = ("kind", "link", "vbucket", "source_seqno", "target_seqno", "created")

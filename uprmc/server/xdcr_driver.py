@@ -6,6 +6,7 @@ by making a link, or learns whether there is one, and no pipe keeps the node wai
 """
 
 # mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import os
@@ -28,8 +29,8 @@ from uprmc.server.log import Log, Throttle
 from uprmc.upr.hub import Hub
 from uprmc.xdcr.links import Links
 from uprmc.xdcr.received import Received
+from uprmc.xdcr.run import LinkDial, MakeLinkSession, World
 from uprmc.xdcr.spec import LinkSpec
-from uprmc.xdcr.world import LinkDial, MakeLinkSession, World
 
 #: How often it is looked what is due.
 TICK_S = 0.1

@@ -12,12 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
+from uprmc.engine.bucket import Bucket
 from uprmc.model import FailoverEntry
 from uprmc.remote.history import Entries
 from uprmc.rollback import ends_of_branches
-from uprmc.xdcr import versioned
+from uprmc.xdcr.reading import PREFIX
+from uprmc.xdcr.spec import read_versioned
 
 #: Records of a vBucket that are kept.
 KEPT = 5
@@ -123,7 +126,7 @@ def decode(document: bytes | None) -> Records:
     """Read it back; raises `ValueError`, one line, for what this module has not written."""
     if document is None:
         return ()
-    return versioned.read(
+    return read_versioned(
         document, _VERSION, lambda found: tuple(map(_record, found["records"]))[:KEPT]
     )
 
@@ -151,3 +154,76 @@ def _record(row: dict[str, Any]) -> Record:
     if any(not 0 <= number < 2**64 for number in numbers):
         raise TypeError(row)
     return Record(*numbers)
+
+
+# --- checkpoint store -----------------------------------------------------------------------------
+# Where the checkpoints of a link are kept: local documents, and its watermark rows.
+#
+# A replica gets the rows of its source and not the documents. So after a failover, a link of the
+# same name finds the newest checkpoint that the replica had got in the row.
+
+
+class CheckpointStore:
+    """Keeps the checkpoints of one link.
+
+    Attributes:
+        records: newest first, by vBucket, of those that were asked for.
+    """
+
+    def __init__(self, bucket: Bucket, link: str, trouble: Callable[[str], None]) -> None:
+        """Prepare it; `trouble` is called with what cannot be read."""
+        self.records: dict[int, Records] = {}
+        self._bucket = bucket
+        self._link = link.encode()
+        self._trouble = trouble
+
+    def known(self, number: int) -> Records:
+        """Return the checkpoints of a vBucket, that of its watermark row included."""
+        records = self.records.get(number)
+        if records is None:
+            records = self._read(number)
+        records = self.records[number] = merged(records, self._in_row(number))
+        return records
+
+    def newest(self, number: int) -> Record | None:
+        """Return the newest one that was asked for, ``None`` if there is none."""
+        return next(iter(self.records.get(number, ())), None)
+
+    def _read(self, number: int) -> Records:
+        try:
+            return decode(self._bucket.store.local(self._name(number)))
+        except ValueError as error:
+            self._trouble(f"vBucket {number}: its checkpoints are not read: {error}")
+            return ()
+
+    def _in_row(self, number: int) -> Record | None:
+        rows = self._bucket.watermarks.rows(self._bucket.vbuckets[number])
+        metas = [row.meta for row in rows if row.id == PREFIX + self._link]
+        return decode_one(metas[0]) if metas and metas[0] else None
+
+    def add(self, number: int, record: Record) -> None:
+        """Keep a checkpoint more; it is on disk with the next commit."""
+        self._keep(number, added(self.known(number), record))
+
+    def forget_above(self, number: int, seqno: int) -> None:
+        """Forget checkpoints that one of the ends has lost."""
+        records = self.known(number)
+        kept = tuple(record for record in records if record.seqno <= seqno)
+        if kept != records:
+            self._keep(number, kept)
+
+    def forget(self) -> None:
+        """Forget all of them: the link is deleted."""
+        for number in list(self.records):
+            self._keep(number, ())
+        self.records.clear()
+
+    def _keep(self, number: int, records: Records) -> None:
+        self.records[number] = records
+        self._bucket.flusher.keep_local(self._name(number), partial(self._document, number))
+
+    def _document(self, number: int) -> bytes | None:
+        return encode(self.records.get(number, ()))
+
+    def _name(self, number: int) -> bytes:
+        return b"uprmc/xdcr/%s/%d" % (self._link, number)

@@ -5,34 +5,252 @@ agree, send, and write checkpoints. Whatever goes wrong with a node or a vBucket
 vBucket's stream; it begins again from what has arrived, once the target was asked again what it
 has. So there is one way back, whatever the reason.
 
-Neighbours: `nodes` has the connections, `placing` begins streams, `resuming` decides where,
+Neighbours: `nodes` has the connections, `resuming` decides where streams begin,
 `checkpointing` writes checkpoints, `reading` has the streams, `shipment` is one vBucket, `sender`
-sends the items, `progress` measures. What these share is in `run`. Time comes by `tick`.
+sends the items. What these share is in `run`. Time comes by `tick`.
 
 Source: systems reference b; contracts, section 3.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 
 from uprmc.errors import InvalidArguments, KeyExists, TemporaryFailure
 from uprmc.protocol.opcodes import Feature
+from uprmc.remote.ranges import named
+from uprmc.remote.retry import Backoff
 from uprmc.xdcr.checkpoint import Records
 from uprmc.xdcr.checkpointing import Checkpointing
 from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.outbound import Outbound
-from uprmc.xdcr.placing import Placing
-from uprmc.xdcr.progress import Progress
 from uprmc.xdcr.reading import Reading
 from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
-from uprmc.xdcr.run import Run
+from uprmc.xdcr.run import Run, World
 from uprmc.xdcr.sender import Sender
 from uprmc.xdcr.shipment import Debts
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Target
-from uprmc.xdcr.world import World
+
+# --- lag ------------------------------------------------------------------------------------------
+# How many seconds a link is behind: the age of the oldest change that has not arrived.
+#
+# The sum of all high seqnos is noted with its time a few times a second. What has arrived, summed
+# in the same way, was the high then: so the newest note that has been passed says how old the next
+# change is at most.
+
+
+#: Notes that are kept; a link that is further behind is as far behind as the oldest one.
+_NOTES = 4_096
+
+
+class Lag:
+    """The lag of one link."""
+
+    def __init__(self, now: float) -> None:
+        """Begin at this monotonic time: nothing is known of before."""
+        self._notes: deque[tuple[float, int]] = deque()
+        self._level_at = now
+
+    def note(self, now: float, high: int, through: int) -> None:
+        """Take note of the sums at this monotonic time."""
+        notes = self._notes
+        while notes and notes[0][1] <= through:
+            self._level_at = notes.popleft()[0]
+        if high <= through:
+            notes.clear()
+            self._level_at = now
+        elif not notes or notes[-1][1] < high:
+            if len(notes) == _NOTES:
+                self._notes = notes = deque(list(notes)[::2])  # half as fine, twice as far back
+            notes.append((now, high))
+
+    def seconds(self, now: float) -> float:
+        """Return how long ago everything that had happened by then has arrived."""
+        return max(0.0, now - self._level_at) if self._notes else 0.0
+
+
+# --- progress -------------------------------------------------------------------------------------
+# How far a link has come: what has not arrived, for how long, and how fast it goes.
+
+
+#: How often the rate is measured.
+_RATE_S = 1.0
+
+
+class Progress:
+    """Sums over the vBuckets of one link.
+
+    Attributes:
+        rate: items per second.
+        left_at_last: `changes_left` as of the last `measure`; costs nothing.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._active = run.hub.bucket.active
+        self._clock = run.hub.bucket.clock
+        self.rate = 0.0
+        self.left_at_last = 0
+        now = self._clock.monotonic()
+        self._lag = Lag(now)
+        self._rated_at = now
+        self._rated_items = 0
+
+    def measure(self, now: float) -> None:
+        """Take note of how far the link is at this monotonic time."""
+        high, through = self._totals()
+        self.left_at_last = high - through + self._run.debts.count
+        self._lag.note(now, high, through)
+        if now - self._rated_at >= _RATE_S:
+            items = self._run.counters.docs_written
+            self.rate = round((items - self._rated_items) / (now - self._rated_at), 1)
+            self._rated_at, self._rated_items = now, items
+
+    def _totals(self) -> tuple[int, int]:
+        """Return the sums of all high seqnos, and of how far each vBucket is but for its debts."""
+        high = through = 0
+        shipment_of = self._run.shipments.get
+        for number, vbucket in self._active.items():
+            shipment, top = shipment_of(number), vbucket.high_seqno
+            arrived = self._run.through(number) if shipment is None else shipment.front[0]
+            high += top
+            through += arrived if arrived < top else top
+        return high, through
+
+    @property
+    def changes_left(self) -> int:
+        """Number of seqnos that have not arrived."""
+        high, through = self._totals()
+        return high - through + self._run.debts.count
+
+    @property
+    def lag_seconds(self) -> float:
+        """Age of the oldest change that has not arrived."""
+        now, debts = self._clock.monotonic(), self._run.debts
+        return max(self._lag.seconds(now), now - debts.oldest if debts.count else 0.0)
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes of changes that have not arrived, estimated by the mean of what was sent.
+
+        As of the last `measure`.
+        """
+        counters = self._run.counters
+        items = counters.docs_written
+        return self.left_at_last * counters.data_bytes // items if items else 0
+
+
+# --- placing --------------------------------------------------------------------------------------
+# Which node of the target has which vBucket: streams of vBuckets that have none begin here.
+
+
+#: How often vBuckets without a stream are looked at.
+_LOOK_S = 0.5
+
+
+class Placing:
+    """Begins the streams of one link.
+
+    Args:
+        run: the link's present run.
+        nodes: the target's nodes.
+        resuming: decides where a stream begins.
+        may_send: tells whether the link may begin streams now.
+        stop: puts the link into state `error`.
+        write_checkpoint: writes checkpoints of all vBuckets.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        nodes: Nodes,
+        resuming: Resuming,
+        *,
+        may_send: Callable[[], bool],
+        stop: Callable[[str], None],
+        write_checkpoint: Callable[[], None],
+    ) -> None:
+        self._run = run
+        self._nodes = nodes
+        self._resuming = resuming
+        self._may_send = may_send
+        self._stop = stop
+        self._write_checkpoint = write_checkpoint
+        self._active = run.hub.bucket.active
+        self._looked_at = run.hub.bucket.clock.monotonic()
+        self._asked_for: set[int] = set()
+        self._asking = Backoff(_LOOK_S, run.hub.bucket.settings.xdcr.redial_max_s)
+
+    def tick(self, now: float) -> None:
+        """Ask the nodes again what they have, if vBuckets have no stream."""
+        if now - self._looked_at < _LOOK_S:
+            return
+        self._looked_at = now
+        run = self._run
+        run.stopped &= self._active.keys()
+        run.doubted &= self._active.keys()
+        missing = (self._active.keys() - run.shipments.keys() - run.stopped) | run.doubted
+        if missing - self._asked_for:  # others than before: there is progress
+            self._asking.good()
+            self._asking.at = now
+        self._asked_for &= missing
+        if missing and self._asking.at <= now and "place" not in run.slices:
+            self._asking.failed(now)
+            self._asked_for = missing
+            for target in self._nodes.ready:
+                target.survey()
+        run.drop([s for s in run.shipments.values() if s.vbucket.id not in self._active])
+
+    def place(self) -> None:
+        """Begin what has no stream, as soon as all nodes have told what they have."""
+        if self._may_send() and self._nodes.are_settled and self._nodes.ready:
+            self._run.slices.run("place", self._placements())
+
+    def _drop_misplaced(self) -> None:
+        """End the streams of vBuckets that were doubted and are elsewhere, or have changed."""
+        doubted, run = self._run.doubted.copy(), self._run
+        run.doubted.clear()
+        for number in doubted & run.shipments.keys():
+            shipment = run.shipments[number]
+            target, _ = self._nodes.holder(number)
+            held = None if target is None or target.held is None else target.held.get(number)
+            uuid = 0 if held is None else held.uuid
+            if target is None or (target.place, uuid) != (shipment.place, shipment.target_uuid):
+                run.drop([shipment])
+
+    def _placements(self) -> Iterator[None]:
+        """Begin what has no stream; others may run between any two vBuckets."""
+        absent, why = [], ""
+        self._drop_misplaced()
+        for number, vbucket in list(self._active.items()):
+            if not self._may_send():
+                return
+            if number in self._run.shipments or self._active.get(number) is not vbucket:
+                continue
+            target, reason = self._nodes.holder(number)
+            if target is not None:
+                self._resuming.begin(vbucket, target)
+                yield
+            else:
+                absent.append(number)
+                why = reason
+        stops, self._resuming.stops = self._resuming.stops, ""
+        if stops:
+            self._stop(stops)
+            return
+        if self._resuming.has_forwarded:
+            self._resuming.has_forwarded = False
+            self._write_checkpoint()  # its own records take the place of those of others
+        if absent:
+            self._run.trouble(why if len(absent) == 1 else f"{named(absent)}: {why}")
+        self._nodes.wake()
+
+
+# --- link -----------------------------------------------------------------------------------------
+
 
 RUNNING, PAUSED, ERROR = "running", "paused", "error"
 WAITING, NEEDS_RECONCILE = "waiting", "needs_reconcile"

@@ -1,7 +1,7 @@
 """A connection to a node of the target: greeting, login, questions with their answers, silence.
 
 Nothing raises out of the session's doors. `target` sends a link's items over one of these, and
-`far_documents` reads what the node has over another one.
+`FarDocuments` reads what the node has over another one.
 
 Source: UPR reference, section 6.
 """

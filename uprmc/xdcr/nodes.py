@@ -17,9 +17,9 @@ from uprmc.ports import Clock, Dialled, Session
 from uprmc.remote.directory import NODES_MAX, Claim, chosen
 from uprmc.remote.login import Login, login_in_turns, nonce_of
 from uprmc.remote.retry import Backoff
+from uprmc.xdcr.run import World
 from uprmc.xdcr.spec import LinkSpec
 from uprmc.xdcr.target import Held, Target, TargetOwner
-from uprmc.xdcr.world import World
 
 #: A lost node is dialled again after a pause of this length, which doubles.
 _DIAL_MIN_S = 0.1

@@ -27,7 +27,7 @@ from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.model import FailoverEntry
 from uprmc.remote.history import Entries
 from uprmc.rollback import ends_of_branches
-from uprmc.xdcr import versioned
+from uprmc.xdcr.spec import read_versioned
 
 #: Nodes that a record was passed on by at most.
 VIA_MAX = 32
@@ -135,7 +135,7 @@ def decode(document: bytes | None) -> list[Told]:
     """Read it back; raises `ValueError`, one line, for what this module has not written."""
     if document is None:
         return []
-    return versioned.read(document, _VERSION, lambda found: [*map(told_of, found["records"])])
+    return read_versioned(document, _VERSION, lambda found: [*map(told_of, found["records"])])
 
 
 def row_of(record: Told) -> dict[str, Any]:

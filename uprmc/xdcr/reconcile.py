@@ -11,7 +11,7 @@ document's origin: so no link sends it back here, and a document that is created
 
 vBuckets are compared one after the other. One is repaired when its deletions are on the target's
 disk, because nothing sends them again to a target that has lost them. Of each, what is in memory is
-what `far_documents` hands over at a time. If a connection is lost, the vBucket is begun again when
+what `FarDocuments` hands over at a time. If a connection is lost, the vBucket is begun again when
 the link is connected.
 
 Source: systems reference a.8; rows X06 and X08.
@@ -20,29 +20,447 @@ Source: systems reference a.8; rows X06 and X08.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
+from uprmc.config import Settings
 from uprmc.engine.purge_rule import shown
 from uprmc.engine.vbucket import VBucket
-from uprmc.errors import NotResident, TemporaryFailure
-from uprmc.model import FailoverLog
-from uprmc.protocol.header import ResponseFrame
-from uprmc.protocol.opcodes import Status, status_text
+from uprmc.errors import NotResident, RemoteProtocolError, TemporaryFailure
+from uprmc.model import SEQNO_MAX, FailoverLog, Origin
+from uprmc.ports import Clock, Dialled, Session
+from uprmc.protocol.binary import decode_observe_seqno
+from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
+from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, StreamFlag, status_text
+from uprmc.protocol.origins import ORIGIN_META, ORIGIN_META_BYTES, ORIGIN_META_HEAD, decode_origin
+from uprmc.protocol.upr import MUTATION_EXTRAS, STREAM_END_EXTRAS, StreamRequest
 from uprmc.record import KIND_AT, LIFE_BITS
+from uprmc.remote import features
+from uprmc.remote.conversation import acknowledgement
+from uprmc.remote.login import Login
 from uprmc.remote.ranges import named
 from uprmc.remote.retry import Backoff, RetryPolicy
 from uprmc.rollback import ends_of_branches
-from uprmc.xdcr.compared import Compared, Tally
-from uprmc.xdcr.durable import UntilDurable
-from uprmc.xdcr.far_documents import FarDocument, FarDocuments
-from uprmc.xdcr.far_nodes import FarNodes
+from uprmc.xdcr.node_session import NodeSession
 from uprmc.xdcr.nodes import Nodes
+from uprmc.xdcr.reading import PREFIX
 from uprmc.xdcr.run import Run
 from uprmc.xdcr.target import Target
 from uprmc.xdcr.windows import LATER
+
+# --- compared -------------------------------------------------------------------------------------
+# What a reconciliation has found in one vBucket, however often it had to begin with it.
+#
+# What was deleted at the target is not read there again, so it goes on counting. So does a deletion
+# whose answer was lost with the connection, if the document is not there the next time.
+
+
+@dataclass(slots=True)
+class Compared:
+    """What became of one vBucket.
+
+    Attributes:
+        vbucket: its number.
+        documents: documents that the target has.
+        deleted: of these, those that were deleted there, or would be.
+        kept: those that this node does not have and that were first accepted elsewhere.
+        changed: those that were changed or deleted at the target meanwhile, and so left alone.
+        keys: the first keys of those that were deleted, or would be.
+    """
+
+    vbucket: int
+    documents: int = 0
+    deleted: int = 0
+    kept: int = 0
+    changed: int = 0
+    keys: list[str] = field(default_factory=list)
+
+
+class Tally:
+    """The findings of a reconciliation in one vBucket.
+
+    Attributes:
+        row: what was found.
+        unanswered: keys of deletions that the target was sent.
+    """
+
+    def __init__(self, number: int, listed_keys: int) -> None:
+        self.row = Compared(number)
+        self.unanswered: set[bytes] = set()
+        self._listed_keys = listed_keys
+        self._doubtful: set[bytes] = set()
+        self._history = 0
+        self._most = 0
+
+    @property
+    def has_deleted(self) -> bool:
+        """Whether the target was sent deletions that it has carried out, perhaps or certainly."""
+        return bool(self.row.deleted or self._doubtful)
+
+    def begin(self, history: int, *, dry_run: bool) -> None:
+        """Begin, perhaps again; a target with another history may have all its documents again.
+
+        Args:
+            history: uuid of the newest branch of the vBucket at the target.
+            dry_run: nothing is deleted.
+        """
+        row = self.row
+        if dry_run or history != self._history:
+            self.row = Compared(row.vbucket)
+            self._doubtful.clear()
+        else:
+            row.documents, row.kept, row.changed = row.deleted, 0, 0
+        self._history = history
+
+    def read(self, keys: Collection[bytes]) -> bool:
+        """Count documents of the target; return whether there are more than ever before."""
+        self._doubtful.difference_update(keys)
+        self.row.documents += len(keys)
+        more = self.row.documents > self._most
+        self._most = max(self._most, self.row.documents)
+        return more
+
+    def deleted(self, key: bytes) -> None:
+        """Count a document that was deleted, or would be."""
+        self.row.deleted += 1
+        if len(self.row.keys) < self._listed_keys:
+            self.row.keys.append(shown(key) or "")
+
+    def lose_answers(self) -> None:
+        """Take note that the connection was lost."""
+        self._doubtful |= self.unanswered
+        self.unanswered.clear()
+
+    def finish(self) -> Compared:
+        """Count what is not there any more, and return what was found."""
+        self.row.documents += len(self._doubtful)
+        for key in sorted(self._doubtful):
+            self.deleted(key)
+        return self.row
+
+
+# --- far documents --------------------------------------------------------------------------------
+# Reads which documents the target has, and where each was first accepted: one vBucket at a time.
+#
+# It is an ordinary UPR stream without values, from zero up to what the vBucket has when it begins.
+# What was read is acknowledged only when the owner is through with it, so no more than
+# `BUFFER_BYTES` of a vBucket are in memory.
+#
+# Source: UPR reference 2; systems reference a.8.
+
+
+#: As much as is read in one turn at most.
+BUFFER_BYTES = 16 * 1024
+
+_FLAGS = int(StreamFlag.LATEST | StreamFlag.ACTIVE_ONLY)
+
+
+class FarDocument(NamedTuple):
+    """A document of the target.
+
+    Attributes:
+        key: its key.
+        rev, cas: of the version there.
+        origin: where that was first accepted; ``None`` = at the target.
+    """
+
+    key: bytes
+    rev: int
+    cas: int
+    origin: Origin | None
+
+
+class FarOwner(Protocol):
+    """Who reads."""
+
+    def ready(self, far: FarDocuments) -> None:
+        """Take note that `FarDocuments.read` may be called."""
+
+    def take(self, far: FarDocuments, documents: list[FarDocument], *, done: bool) -> None:
+        """Look at documents, and call `FarDocuments.go_on` then; `done` = there are no more."""
+
+    def far_failed(self, place: str, why: str, *, final: bool = False) -> None:
+        """Take note that no more can be read, and why.
+
+        Args:
+            place: of the node.
+            why: in words.
+            final: another connection would not be better.
+        """
+
+
+class FarDocuments(NodeSession):
+    """A connection that reads the keys of one node of the target."""
+
+    def __init__(
+        self,
+        place: str,
+        owner: FarOwner,
+        name: bytes,
+        login: Login | None,
+        settings: Settings,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        self._owner = owner
+        self._name = name
+        self._stream = 0
+        self._documents: list[FarDocument] = []
+        self._unacknowledged = 0
+        self._owner_is_busy = self._ended = self._hung_up = False
+        handshake = features.COMPARER
+        super().__init__(place, handshake.features, login, settings, clock, wake)
+
+    # --- the handshake --------------------------------------------------------------------------
+
+    def _welcomed(self) -> None:
+        handshake = features.COMPARER
+        self._shake(handshake.open(self._name))
+        for control in handshake.controls(buffer_bytes=BUFFER_BYTES):
+            self._shake(control)
+
+    def _shake(self, asked: RequestFrame) -> None:
+        def answered(reply: ResponseFrame) -> None:
+            if features.COMPARER.is_fatal(asked, reply.status):
+                why = "it tells no origins of documents, so nothing can be compared"
+                if reply.status == Status.ACCESS_DENIED:
+                    why = f"it refuses: {reply.reason}"
+                self._fail(why, final=True)
+            elif asked.key == features.COMPARER.asks[-1]:
+                self._owner.ready(self)
+
+        self._ask(asked.opcode, answered, extras=asked.extras, key=asked.key, value=asked.value)
+
+    # --- a vBucket ------------------------------------------------------------------------------
+
+    def read(self, number: int) -> None:
+        """Begin with a vBucket; the one before is done."""
+        request = StreamRequest(_FLAGS, 0, SEQNO_MAX, 0, 0, 0)
+        self._ended = False
+        self._stream = self._ask(
+            Opcode.UPR_STREAM_REQUEST, self._begun, vbucket=number, extras=request.encode()
+        )
+
+    def _begun(self, reply: ResponseFrame) -> None:
+        if reply.status:
+            self._fail(f"it does not let its vBucket be read: {reply.reason}")
+
+    def go_on(self) -> None:
+        """Take note that the owner is through with what it was given."""
+        self._owner_is_busy = False
+        if not self.closing:
+            self._acknowledge()
+            self._hand_over()
+
+    def receive_data(self, data: bytes) -> None:
+        """See `ports.Session`."""
+        super().receive_data(data)
+        if not self.closing:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        if self._owner_is_busy or not (self._documents or self._ended):
+            if not self._owner_is_busy:
+                self._acknowledge()
+            return
+        documents, self._documents = self._documents, []
+        done, self._ended = self._ended, False
+        self._owner_is_busy = True
+        self._owner.take(self, documents, done=done)
+
+    def _acknowledge(self) -> None:
+        size, self._unacknowledged = self._unacknowledged, 0
+        if size:
+            self._frames.append(acknowledgement(size))
+            self.wake()
+
+    def _take(self, frame: Frame) -> None:
+        if isinstance(frame, ResponseFrame):
+            super()._take(frame)
+            return
+        if frame.opcode in _COUNTED:
+            size = HEADER_BYTES + len(frame.extras) + len(frame.key) + len(frame.value)
+            self._unacknowledged += size
+        if frame.opaque != self._stream:
+            super()._take(frame)
+        elif frame.opcode == Opcode.UPR_MUTATION:
+            self._documents.append(_document(frame))
+        elif frame.opcode == Opcode.UPR_STREAM_END:
+            (reason,) = STREAM_END_EXTRAS.unpack(frame.extras)
+            if reason:
+                self._fail("its vBucket has moved or has changed its history meanwhile")
+            self._ended = True
+
+    # --- the end --------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """See `NodeSession`; nothing more is told."""
+        self._hung_up = True
+        super().hang_up()
+
+    def _fail(self, why: str, *, final: bool = False) -> None:
+        self.hang_up()
+        self._owner.far_failed(self.place, why, final=final)
+
+    def _lost(self) -> None:
+        if not self._hung_up:
+            self._owner.far_failed(self.place, "the connection is lost")
+
+
+#: Frames that flow control counts.
+_COUNTED = frozenset(
+    {
+        Opcode.UPR_SNAPSHOT_MARKER,
+        Opcode.UPR_MUTATION,
+        Opcode.UPR_DELETION,
+        Opcode.UPR_EXPIRATION,
+        Opcode.UPR_STREAM_END,
+    }
+)
+
+
+def _document(frame: RequestFrame) -> FarDocument:
+    """Read a mutation; raises `RemoteProtocolError`."""
+    if len(frame.extras) != MUTATION_EXTRAS.size:
+        raise RemoteProtocolError(f"a mutation with {len(frame.extras)} bytes of extras")
+    _, rev, _, _, _, nmeta, _ = MUTATION_EXTRAS.unpack(frame.extras)
+    meta = frame.value[len(frame.value) - nmeta :] if nmeta else b""
+    if len(meta) == ORIGIN_META_BYTES and meta.startswith(ORIGIN_META_HEAD):
+        origin: Origin | None = Origin(*ORIGIN_META.unpack(meta)[3:])
+    else:
+        origin = decode_origin(meta)
+    return FarDocument(frame.key, rev, frame.cas, origin)
+
+
+# --- far nodes ------------------------------------------------------------------------------------
+# The connections by which a reconciliation reads the target's documents, one for each node.
+#
+# They are not those of the link: flow control would hold up what the link sends as well.
+
+
+class FarNodes:
+    """The connections of one reconciliation."""
+
+    def __init__(self, run: Run, nodes: Nodes, owner: FarOwner) -> None:
+        self._run = run
+        self._nodes = nodes
+        self._owner = owner
+        self._fars: dict[str, FarDocuments] = {}
+        self._dialled: dict[str, Dialled] = {}
+
+    def read(self, place: str, number: int) -> None:
+        """Read a vBucket of a node; `FarOwner.ready` is called first if there is no connection."""
+        far = self._fars.get(place)
+        if far is not None:
+            far.read(number)
+            return
+        make, failed = partial(self._make, place), partial(self._owner.far_failed, place)
+        unusable = partial(failed, final=True)
+        self._dialled[place] = self._nodes.reach(self._run.spec, place, make, failed, unusable)
+
+    def _make(self, place: str, login: Login | None, wake: Callable[[], None]) -> Session:
+        settings, clock = self._run.hub.bucket.settings, self._run.hub.bucket.clock
+        spec = self._run.spec  # links of other nodes may have the same name
+        name = PREFIX + f"{spec.name}:{spec.id}:reconcile".encode()
+        far = FarDocuments(place, self._owner, name, login, settings, clock, wake)
+        self._fars[place] = far
+        return far
+
+    def hang_up(self, place: str) -> None:
+        """End the connection to a node, if there is one; nothing more is told of it."""
+        far, dialled = self._fars.pop(place, None), self._dialled.pop(place, None)
+        if far is not None:
+            far.hang_up()
+        if dialled is not None:
+            dialled.abandon()
+
+    def hang_up_all(self) -> None:
+        """End all connections."""
+        for place in list(self._dialled):
+            self.hang_up(place)
+
+
+# --- durable --------------------------------------------------------------------------------------
+# Waiting until a target has on its disk what it has acknowledged of a vBucket.
+#
+# A target that is killed forgets what was acknowledged and not yet written. What is only known
+# here, and not sent again, must not count before it is written there.
+
+
+#: A node that answers so does not know the question.
+_UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
+
+#: Waits between two questions. The first question makes a node of ours write at once.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
+
+
+class UntilDurable:
+    """Asks again and again, for `kv.persistence_timeout_s` at most; it ends with the connection."""
+
+    def __init__(self, run: Run, target: Target, number: int, done: Callable[[str], None]) -> None:
+        """Begin to wait for what the target has acknowledged until now.
+
+        Args:
+            run: of the link.
+            target: the connection by which it was acknowledged.
+            number: of the vBucket.
+            done: called with an empty text, or with why it is not known. A node that cannot say
+                how far its disk is counts as durable. Never called if the connection ends.
+        """
+        self._run = run
+        self._target = target
+        self._number = number
+        self._done = done
+        self._clock = run.hub.bucket.clock
+        self._policy = RetryPolicy(
+            Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S),
+            self._clock.monotonic(),
+            patience_s=run.hub.bucket.settings.kv.persistence_timeout_s,
+        )
+        held = None if target.held is None else target.held.get(number)
+        self._uuid = 0 if held is None else held.uuid
+        self._upto = 0
+        if self._uuid:
+            self._ask()
+        else:
+            done("")
+
+    def _ask(self) -> None:
+        if not self._target.closing:
+            self._target.observe(self._number, self._uuid, self._observed)
+
+    def _observed(self, reply: ResponseFrame) -> None:
+        if reply.status in _UNKNOWN:
+            self._done("")
+            return
+        if reply.status:
+            self._done(f"its disk cannot be observed: {status_text(reply.status)}")
+            return
+        try:
+            found = decode_observe_seqno(reply.value)
+        except RemoteProtocolError as error:
+            self._done(str(error))
+            return
+        self._upto = self._upto or found.current_seqno
+        if not found.same_history:
+            self._done("the vBucket has another history there now")
+        elif found.persisted_seqno >= self._upto:
+            self._done("")
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        wait_s = self._policy.wait_s(self._clock.monotonic())
+        if wait_s is None:
+            self._done("what was deleted does not reach its disk")
+        else:
+            self._run.world.later(wait_s, self._ask)
+
+
+# --- reconcile ------------------------------------------------------------------------------------
+
 
 #: VBuckets that are shown at a time.
 SHOWN_AT_ONCE = 16

@@ -18,8 +18,8 @@ from uprmc.rollback import ends_of_branches
 from uprmc.xdcr import checkpoint
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.run import Run
-from uprmc.xdcr.settings import STOP
 from uprmc.xdcr.shipment import NOWHERE, Shipment, position_of, start_of
+from uprmc.xdcr.spec import STOP
 from uprmc.xdcr.target import Held, Target
 
 _FROM_ZERO = Record(0, 0, 0, 0, 0, 0)

@@ -5,21 +5,118 @@ Source: systems reference b.2 and b.4.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError
+from uprmc.login.credentials import Credentials
+from uprmc.ports import Dialled, Session
 from uprmc.upr.hub import Hub
 from uprmc.xdcr import checkpoint
-from uprmc.xdcr.checkpoint import Record
-from uprmc.xdcr.checkpoint_store import CheckpointStore
-from uprmc.xdcr.counters import Counters, Errors
+from uprmc.xdcr.checkpoint import CheckpointStore, Record
 from uprmc.xdcr.outbound import Outbound
 from uprmc.xdcr.reading import Reading
-from uprmc.xdcr.shipment import Debts, Shipment, position_of
-from uprmc.xdcr.slices import Slices
+from uprmc.xdcr.received import Received
+from uprmc.xdcr.shipment import Counters, Debts, Errors, Shipment, position_of
 from uprmc.xdcr.spec import LinkSpec
-from uprmc.xdcr.world import World
+
+# --- world ----------------------------------------------------------------------------------------
+# What a link needs of the node that it runs in.
+
+
+#: Makes the session of a connection, given who to log in as and what wakes it.
+MakeLinkSession = Callable[[Credentials | None, Callable[[], None]], Session]
+
+#: As `ports.Dial`, and the last argument is told what is wrong with the files that the link names;
+#: then there is no connection.
+LinkDial = Callable[[str, MakeLinkSession, Callable[[str], None], Callable[[str], None]], Dialled]
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The surroundings of a link.
+
+    Attributes:
+        hub: of the node.
+        bucket_uuid: of the node's data.
+        received: checkpoints that it has as a target.
+        dial: returns how to reach the nodes of a link's target.
+        check: called with a link and what takes the reason why its files cannot be used, empty =
+            they can.
+        later: calls something after a number of seconds.
+        on_event: called with the name of an event and its fields.
+        on_trouble: called with the name of a link and what keeps it from its work.
+    """
+
+    hub: Hub
+    bucket_uuid: int
+    received: Received
+    dial: Callable[[LinkSpec], LinkDial]
+    check: Callable[[LinkSpec, Callable[[str], None]], None]
+    later: Callable[[float, Callable[[], None]], object]
+    on_event: Callable[[str, dict[str, object]], None]
+    on_trouble: Callable[[str, str], None]
+
+
+# --- slices ---------------------------------------------------------------------------------------
+# Work on many vBuckets in slices of time, so that the node's other connections do not wait.
+
+
+#: Seconds that one slice may take.
+SLICE_S = 0.002
+
+
+class Slices:
+    """Runs work in slices of time."""
+
+    def __init__(
+        self,
+        later: Callable[[float, Callable[[], None]], object],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._later = later
+        self._monotonic = monotonic
+        self._work: dict[str, tuple[Iterator[None], Callable[[], None]]] = {}
+
+    def run(
+        self, name: str, steps: Iterator[None], done: Callable[[], None] = lambda: None
+    ) -> None:
+        """Carry out steps, the first slice at once.
+
+        Args:
+            name: of the work; earlier work of this name is given up.
+            steps: others may run between any two of them.
+            done: called at the end, or when the work is given up for later work.
+        """
+        earlier = self._work.pop(name, None)
+        if earlier is not None:
+            earlier[1]()
+        self._work[name] = steps, done
+        self._go_on(name, steps)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._work
+
+    def close(self) -> None:
+        """Give up everything."""
+        self._work.clear()
+
+    def _go_on(self, name: str, steps: Iterator[None]) -> None:
+        work = self._work.get(name)
+        if work is None or work[0] is not steps:
+            return
+        until = self._monotonic() + SLICE_S
+        for _ in steps:
+            if self._monotonic() >= until:
+                self._later(0.0, lambda: self._go_on(name, steps))
+                return
+        if self._work.get(name) is work:
+            del self._work[name]
+            work[1]()
+
+
+# --- run ------------------------------------------------------------------------------------------
 
 
 class Run:

@@ -2,7 +2,7 @@
 
 Items are read for all nodes together, and each node takes what is its own when it has room for it.
 
-Neighbours: `shipping` makes requests, `outbound` has what waits, `target` is one connection, `link`
+Neighbours: `outbound` makes requests and has what waits, `target` is one connection, `link`
 connects and decides what is sent at all. What these share is in `run`.
 
 Source: systems reference b.2, steps 3 to 7.
@@ -17,10 +17,10 @@ from uprmc.model import ConflictRule
 from uprmc.protocol.opcodes import Feature, Opcode, Status, status_text
 from uprmc.remote.retry import Backoff
 from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins, key_of, with_opaque
+from uprmc.xdcr.outbound import Part, Rules, ship
 from uprmc.xdcr.run import Run
-from uprmc.xdcr.settings import SKIP
 from uprmc.xdcr.shipment import NOWHERE, Debt, Shipment, shown
-from uprmc.xdcr.shipping import Part, Rules, ship
+from uprmc.xdcr.spec import SKIP
 from uprmc.xdcr.target import Target
 from uprmc.xdcr.windows import Item, Window
 
