@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -32,6 +34,14 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
+@pytest.mark.parametrize("closed", ["<&- >&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams_are_empty_and_not_an_error(closed: str) -> None:
+    script = f"{sys.executable} -m uprmc set k - --node 127.0.0.1:1 {closed}"
+    ended = subprocess.run(["sh", "-c", script], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert ended.stderr.count("\n") == ("2>&-" not in closed)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -39,6 +49,8 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         (["serve", "now"], "now"),
         (["sevre"], "sevre"),
         (["--wrong"], "--wrong"),
+        (["--node", "x", "status"], "options such as --node follow the verb"),
+        (["--json", "keys"], "options such as --json follow the verb"),
         (["serve", "--vbuckets", "many"], "--vbuckets"),
         (["serve", "--vbuckets", "3"], "engine.vbuckets: 3 is not a power of two"),
         (["serve", "--vbuckets", "2048"], "engine.vbuckets: 2048 is above the most, 1024"),

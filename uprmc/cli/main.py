@@ -133,6 +133,15 @@ class _Verbs(click.Group):
             raise click.UsageError(f"there is no verb {name!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name
+            raise click.UsageError(
+                f"no such option {name!r}: options such as {name} follow the verb", ctx
+            ) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
@@ -219,6 +228,18 @@ def _one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def _open_standard_streams() -> None:
+    """Point closed standard streams to nothing, so that no socket or file gets their numbers."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            nothing = os.open(os.devnull, os.O_RDWR)
+            if nothing > number:
+                os.dup2(nothing, number)
+                os.close(nothing)
+            setattr(sys, name, open(number, mode, encoding="utf-8"))
+
+
 def main() -> None:
     """Entry point of the ``uprmc`` script."""
+    _open_standard_streams()
     sys.exit(run(sys.argv[1:]))
