@@ -51,6 +51,8 @@ def test_closed_standard_streams_are_empty_and_not_an_error(closed: str) -> None
         (["--wrong"], "--wrong"),
         (["--node", "x", "status"], "options such as --node follow the verb"),
         (["--json", "keys"], "options such as --json follow the verb"),
+        (["vbucket", "--node", "x", "list"], "options such as --node follow the verb"),
+        (["check", "--node", "x"], "No such option '--node'; 'uprmc check --help' lists them"),
         (["serve", "--vbuckets", "many"], "--vbuckets"),
         (["serve", "--vbuckets", "3"], "engine.vbuckets: 3 is not a power of two"),
         (["serve", "--vbuckets", "2048"], "engine.vbuckets: 2048 is above the most, 1024"),

@@ -133,15 +133,6 @@ class _Verbs(click.Group):
             raise click.UsageError(f"there is no verb {name!r}: {hint}", ctx)
         return super().resolve_command(ctx, args)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        try:
-            return super().parse_args(ctx, args)
-        except click.NoSuchOption as error:
-            name = error.option_name
-            raise click.UsageError(
-                f"no such option {name!r}: options such as {name} follow the verb", ctx
-            ) from None
-
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)

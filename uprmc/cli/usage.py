@@ -66,8 +66,13 @@ def verb_meant(word: str, verbs: Sequence[str]) -> str:
 
 def in_one_line(error: click.ClickException) -> str:
     """Return an error of a command line with advice: how to call the verb, or where to look."""
-    text = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
+    if isinstance(error, click.NoSuchOption):
+        if isinstance(getattr(context, "command", None), click.Group):
+            name = error.option_name
+            return f"No such option {name!r}: options such as {name} follow the verb"
+        error.possibilities = [each for each in error.possibilities or () if each != "--debug"]
+    text = " ".join(error.format_message().split())
     if context is None:
         return text
     help_ = f"'{context.command_path} --help'"
