@@ -15,6 +15,7 @@ import pytest
 
 from interop.server_process import ServerProcess, memcached_program, start_memcached, start_uprmc
 from interop.wire import Wire
+from tests.cli.support import uprmc
 
 #: Names of memcached that are not here, and why.
 MISSING = {
@@ -232,3 +233,14 @@ def test_the_crawler_is_switched_as_in_memcached(
             wire.send(f"lru_crawler {words}\r\n".encode())
             said.append(wire.line())
     assert said[0] == said[1]
+
+
+def test_verbs_that_are_sent_to_memcached_say_so(theirs: ServerProcess) -> None:
+    for verb in (["keys"], ["status"]):
+        said = uprmc(*verb, "--node", theirs.memcached, "--timeout", "300ms").err
+        assert said == (
+            f"uprmc: a memcached server answers at {theirs.memcached}, not a node: name the node's "
+            "upr listener\n"
+        )
+    ended = uprmc("settings", "--effective", "--node", theirs.memcached)
+    assert "does not tell where its settings come from" in ended.line()

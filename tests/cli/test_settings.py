@@ -71,6 +71,8 @@ def test_a_running_node_tells_its_values_and_their_origins(here: Here, tmp_path:
             assert wire.socket.recv(9) == b"OK\r\n"
         ended = here("settings", "--effective", "--node", server.upr, "--json")
         shown = {row["name"]: (row["value"], row["origin"]) for row in json.loads(ended.out)}
+        astray = here("settings", "--effective", "--node", server.http).line()
+        assert astray.startswith(f"an HTTP server answers at {server.http}")
         server.stop()
     assert list(shown) == [name for name, _ in values_of(Settings())]
     assert shown["memory.quota"] == (str(65 * 2**20), "changed since the start")

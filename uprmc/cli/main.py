@@ -227,7 +227,7 @@ def _open_standard_streams() -> None:
             if nothing > number:
                 os.dup2(nothing, number)
                 os.close(nothing)
-            setattr(sys, name, open(number, mode, encoding="utf-8"))
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8"))
 
 
 def main() -> None:

@@ -189,6 +189,9 @@ _NO_REQUEST = RequestFrame(Opcode.NOOP).encode(0)
 #: Statistics of a TAP adapter begin so.
 _OF_TAP_ADAPTER = "uprmc_tap_upstream"
 
+#: Only memcached has this, which hangs up on a line of HTTP.
+_OF_MEMCACHED = "libevent"
+
 
 def listener_at(place: str) -> str:
     """Return what answers at a place that was asked without TLS, or that does not speak it.
@@ -211,6 +214,8 @@ def listener_at(place: str) -> str:
                     f"a TAP adapter answers at {place}, which speaks no UPR: name its upstream "
                     f"{value}"
                 )
+            if name == _OF_MEMCACHED:
+                return stranger(place, b"ERROR\r\n")
     return ""
 
 

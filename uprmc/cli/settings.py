@@ -15,7 +15,6 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.client.connection import NodeError
 from uprmc.config import DEFAULT, SettingInfo, describe, load_with_origins, values_of
 from uprmc.config.described import sample
-from uprmc.errors import ConfigError
 
 
 @click.command()
@@ -60,6 +59,9 @@ def _says(parameter: str) -> bool:
     return source is ParameterSource.COMMANDLINE
 
 
+#: A setting of every node; memcached takes both groups for its own settings.
+_SURE = "server.upr"
+
 Rows = list[dict[str, Any]]
 
 
@@ -75,11 +77,10 @@ def _of_sources(config: Path | None, changes: tuple[str, ...]) -> Rows:
 
 def _of_node(node: NodeAccess) -> Rows:
     with node.connected() as connection:
-        try:
-            values = dict(connection.statistics("settings-uprmc"))
-            origins = dict(connection.statistics("settings-origins"))
-        except NodeError:
-            raise ConfigError(f"{node.place} does not tell where its settings come from") from None
+        values = dict(connection.statistics("settings-uprmc"))
+        origins = dict(connection.statistics("settings-origins"))
+    if _SURE not in origins:
+        raise NodeError(f"{node.place} does not tell where its settings come from")
     return [
         {"name": name, "value": values[name], "origin": origin} for name, origin in origins.items()
     ]

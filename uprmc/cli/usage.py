@@ -68,10 +68,11 @@ def in_one_line(error: click.ClickException) -> str:
     """Return an error of a command line with advice: how to call the verb, or where to look."""
     context = getattr(error, "ctx", None)
     if isinstance(error, click.NoSuchOption):
+        name = error.option_name
         if isinstance(getattr(context, "command", None), click.Group):
-            name = error.option_name
             return f"No such option {name!r}: options such as {name} follow the verb"
-        error.possibilities = [each for each in error.possibilities or () if each != "--debug"]
+        meant = [each for each in error.possibilities or () if each != "--debug"]
+        error = click.NoSuchOption(name, error.message, meant, context)
     text = " ".join(error.format_message().split())
     if context is None:
         return text
