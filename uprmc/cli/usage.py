@@ -71,8 +71,8 @@ def in_one_line(error: click.ClickException) -> str:
         name = error.option_name
         if isinstance(getattr(context, "command", None), click.Group):
             return f"No such option {name!r}: options such as {name} follow the verb"
-        meant = [each for each in error.possibilities or () if each != "--debug"]
-        error = click.NoSuchOption(name, error.message, meant, context)
+        near = [each for each in error.possibilities or () if each != "--debug"]
+        error = click.NoSuchOption(name, error.message, near, context)
     text = " ".join(error.format_message().split())
     if context is None:
         return text
