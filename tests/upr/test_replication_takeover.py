@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.upr.replication_rig import A, B, World
 from uprmc.errors import InvalidArguments, TemporaryFailure
 from uprmc.model import VBucketState
+from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.replication import Outcome
+from uprmc.remote import features
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 TAKEN, REFUSED, INTERRUPTED = Outcome
@@ -41,6 +45,29 @@ def test_what_is_taken_is_told_and_followed_no_more(world: World) -> None:
     assert world.followed() == {A: [2]}
     assert regular.left == [[0], [1]]
     assert world.changes == [(A, "vBuckets 0-2 follow it"), (A, "vBuckets 0-1 taken over from it")]
+
+
+@pytest.mark.parametrize("times", [0.5, 1, 2])
+def test_nothing_is_taken_from_a_source_with_another_number_of_vbuckets(
+    world: World, times: float
+) -> None:
+    """Its keys would be looked for in other vBuckets here."""
+    told = world.take_over(A, [0, 1])
+    link = world.calls[0].connects()
+    link.granted = {features.VERSIONS}
+    link.opens()
+    assert link.taking == [], "not before it is known"
+    count = int(world.bucket.settings.engine.vbuckets * times)
+    document = {"vBucketServerMap": {"vBucketMap": [[0]] * count, "serverList": ["a:1"]}}
+    ((opcode, answered),) = link.questions
+    answered(ResponseFrame(opcode, value=json.dumps(document).encode()))
+    if times == 1:
+        assert link.taking == [[0, 1]]
+    else:
+        assert link.taking == []
+        ((outcomes, why),) = told
+        assert set(outcomes.values()) == {REFUSED}
+        assert f"it has {count} vBuckets" in why
 
 
 def test_the_line_of_a_takeover_ends_with_it(world: World) -> None:

@@ -13,8 +13,11 @@ from collections.abc import Callable
 
 from uprmc.model import VBucketState
 from uprmc.ports import Dial
+from uprmc.protocol.header import ResponseFrame
+from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.replication import Outcome
-from uprmc.upr.follow.line import Line
+from uprmc.remote import features
+from uprmc.upr.follow.line import Line, other_count
 from uprmc.upr.hub import Hub
 
 #: vBuckets that are not decided are given up when none has made progress for this long.
@@ -106,6 +109,20 @@ class Handover:
     def opened(self) -> None:
         """See `LinkOwner`."""
         self._opened = True
+        link = self._line.link if self._line is not None else None
+        if link is not None and features.is_ours(link.granted):
+            link.ask(Opcode.GET_CLUSTER_CONFIG, self._counted)
+        else:
+            self._take_over()
+
+    def _counted(self, answer: ResponseFrame) -> None:
+        """Take nothing from a source with another number of vBuckets."""
+        if other := other_count(answer, self._hub):
+            self.close(f"{other}: none is taken over")
+        else:
+            self._take_over()
+
+    def _take_over(self) -> None:
         link = self._line.link if self._line is not None else None
         if link is not None:
             link.take_over([number for number in self.numbers if number not in self.outcomes])

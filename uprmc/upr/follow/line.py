@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uprmc.ports import Dial, Dialled, Session
+from uprmc.protocol.header import ResponseFrame
+from uprmc.remote.cluster_map import map_of
 from uprmc.upr.hub import Hub
 from uprmc.upr.receive.link import Link, LinkOwner
 
@@ -97,3 +99,16 @@ class Line:
         if user is not None:
             user.closed(why)
         self.link = None
+
+
+def other_count(answer: ResponseFrame, hub: Hub) -> str:
+    """Say so if a source has another number of vBuckets: its keys would be elsewhere here.
+
+    Args:
+        answer: to GET_CLUSTER_CONFIG; one that tells no number passes.
+        hub: this node's.
+    """
+    found, own = map_of(answer), hub.bucket.settings.engine.vbuckets
+    if found is None or found.vbuckets == own:
+        return ""
+    return f"it has {found.vbuckets} vBuckets and this node {own}"

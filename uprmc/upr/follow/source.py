@@ -18,10 +18,9 @@ from uprmc.ports import Dial, Entropy
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import DataType, Opcode, Status
 from uprmc.remote import features
-from uprmc.remote.cluster_map import map_of
 from uprmc.remote.retry import Backoff
 from uprmc.remote.undo import question, version
-from uprmc.upr.follow.line import Line
+from uprmc.upr.follow.line import Line, other_count
 from uprmc.upr.hub import Hub
 from uprmc.upr.receive.link import Link
 
@@ -383,12 +382,12 @@ class Source:
     def _counted(self, answer: ResponseFrame) -> None:
         """Follow nothing if the source has another number of vBuckets: keys would be elsewhere."""
         self._compared = True
-        found, own = map_of(answer), self._hub.bucket.settings.engine.vbuckets
         self._compare_uuid(_uuid_in(answer.value))
-        if found is None or found.vbuckets == own:
+        other = other_count(answer, self._hub)
+        if not other:
             self._ask()
             return
-        why = f"it has {found.vbuckets} vBuckets and this node {own}: none is followed"
+        why = f"{other}: none is followed"
         for followed in self.followed.values():
             followed.error, followed.standing = why, StreamStanding.REFUSED
         self.last_error = why
