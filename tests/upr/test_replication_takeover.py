@@ -65,6 +65,7 @@ def test_nothing_is_taken_from_a_source_with_another_number_of_vbuckets(
         assert link.taking == [[0, 1]]
     else:
         assert link.taking == []
+        world.rig.flush()
         ((outcomes, why),) = told
         assert set(outcomes.values()) == {REFUSED}
         assert f"it has {count} vBuckets" in why
