@@ -71,6 +71,7 @@ SMALL = (
     ("uprmc.tap_adapter.feed", "PULL_BYTES", 400),
     ("uprmc.tap_adapter.feed", "KEPT_BYTES", 600),
     ("uprmc.tap_adapter.window", "STRETCHES_MAX", 4),
+    ("uprmc.tap_adapter.batch", "SAVE_INTERVAL_S", 0.1),
     ("uprmc.tap_adapter.corrections", "FETCHED_AT_ONCE", 2),
     ("uprmc.tap_adapter.document_fetch", "PORTION_KEYS", 2),
 )

@@ -255,6 +255,27 @@ def test_nothing_is_promised_by_an_answer_that_was_late_while_the_clocks_were_se
         judge.accepted(place, node, judge.moment, 30)
 
 
+def test_a_row_that_was_never_answered_for_may_have_expired_with_its_floor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(0)
+    judge, node, place = WatermarkJudge(world), _node_without_rows(), ("a", 0, b"client")
+    monkeypatch.setattr(judge, "_on_disk", lambda *_: {b"client"})
+    judge.sent(place, 0)
+    judge.builds(place)
+    judge.built_upto(place, 49)
+    judge.accepted(place, node, judge.moment, 3)
+    assert judge.spares(place, 49) == (True,)
+    other = ("b", 0, b"client")
+    judge.sent(other, 0)
+    judge.builds(other)
+    judge.built_upto(other, 49)
+    world.run_for(3.0)
+    judge.accepted(other, node, judge.moment, 3)
+    assert judge.is_sure(other)
+    assert judge.spares(other, 49) == (False, True)
+
+
 def _node_without_rows() -> Any:
     vbucket = SimpleNamespace(state=codec.ACTIVE)
     disk = SimpleNamespace(newest=SimpleNamespace(local={}))

@@ -138,7 +138,9 @@ class WatermarkJudge:
             return  # it has come late
         if sent.now < row.since:
             return  # the vBucket was promoted meanwhile, and the row of that report is gone
-        if row.until and self.now_s > row.until:  # it may have expired, and this is another one
+        known_s = self._world.now - row.since
+        if self.now_s > row.until if row.until else known_s > lifetime_s - 1:
+            # It may have expired, and this is another one. Reports are dated by whole seconds.
             row.floor = None if row.watermark and row.floor != _UNKNOWN else _UNKNOWN
         row.stored, row.uuid = True, 0
         if sent.clock_steps == self._world.wall_clock_steps:
