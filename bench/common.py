@@ -39,7 +39,7 @@ from interop.wire import Wire
 from uprmc.config import EngineSettings, FlushSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
-from uprmc.server.world import SystemClock, SystemEntropy
+from uprmc.server.system import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
 from uprmc.storage.interface import CLEAN_MARK, Batch
 

@@ -262,13 +262,13 @@ class _Batches(_Role):
     def play(self) -> Generator[Any, Any, dict[str, float]]:
         from twisted.internet.threads import deferToThread
 
-        from uprmc.server import collector
+        from uprmc.server import system
 
         options = self.arguments
         numbers = list(range(options.items))
         chance = random.Random(options.seed)
         new_value = chance.randbytes
-        collector.take_over()
+        system.take_collector_over()
         accept, steps, close = self._target()
         wall_s = 0.0
         filled = False
@@ -278,7 +278,7 @@ class _Batches(_Role):
             for start in range(0, len(keys), options.batch):
                 part = keys[start : start + options.batch]
                 accept(part, [new_value(options.value_bytes) for _ in part])
-                collector.tend()
+                system.collect_young()
                 yield self.pause(0.01)
                 if filled:
                     self.timer.start()
@@ -319,7 +319,7 @@ class _Batches(_Role):
 
 def _play(arguments: Any) -> dict[str, float]:
     """Be one contestant: a reactor can run only once in a process."""
-    from uprmc.server.reactor import install
+    from uprmc.server.net.transport import install
 
     reactor = install()
     from twisted.internet.defer import inlineCallbacks

@@ -35,7 +35,7 @@ from uprmc import units
 from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
 from uprmc.record import FRONT, FRONT_BYTES, RECORD_OVERHEAD_BYTES, key_of
-from uprmc.server import collector
+from uprmc.server import system
 from uprmc.storage import layout, segments
 
 _SLICE_S = 0.01
@@ -74,7 +74,7 @@ def _quota(arguments: Any, share_of_values: float) -> int:
 
 def _ours(directory: Path, vbuckets: int, quota: int) -> dict[str, float]:
     bucket = common.bucket_in(directory, vbuckets=vbuckets, quota=quota)
-    collector.take_over()
+    system.take_collector_over()
     warmup = Warmup(bucket)
     longest_s = 0.0
     cpu_s, began = time.process_time(), time.perf_counter()
@@ -83,7 +83,7 @@ def _ours(directory: Path, vbuckets: int, quota: int) -> dict[str, float]:
         now = time.perf_counter()
         longest_s = max(longest_s, now - before)
         if now - slice_began > _SLICE_S:
-            collector.tend()
+            system.collect_young()
             slice_began = time.perf_counter()
         before = time.perf_counter()
     figures = _figures(warmup.records, cpu_s, began)
@@ -110,7 +110,7 @@ def _scan(directory: Path) -> dict[str, float]:
 
 def _build(directory: Path) -> dict[str, float]:
     """The floor for an interpreter: the same scan that keeps the records in a dict."""
-    collector.take_over()
+    system.take_collector_over()
     with lmdb.open(str(directory), max_dbs=5, readonly=True) as environment:
         by_seq = environment.open_db(layout.BY_SEQ, create=False)
         table: dict[bytes, bytes] = {}

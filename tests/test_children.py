@@ -11,7 +11,7 @@ import pytest
 
 import uprmc
 from uprmc import children
-from uprmc.server.index_child import COMMAND
+from uprmc.server.work.index import COMMAND
 
 _TRAP = "import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\nraise SystemExit(9)\n"
 

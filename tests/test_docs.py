@@ -40,8 +40,8 @@ from uprmc.model import ConflictRule
 from uprmc.protocol import text_replies
 from uprmc.protocol.opcodes import QUIET, STATUS_TEXT, Opcode
 from uprmc.protocol.shapes import SHAPES, Part
-from uprmc.server.http import Pages
-from uprmc.server.log_events import EVENTS
+from uprmc.server.http.site import Pages
+from uprmc.server.log import EVENTS
 from uprmc.storage.directory import open_directory
 from uprmc.storage.layout import FORMAT_VERSION
 

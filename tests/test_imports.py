@@ -1,6 +1,7 @@
 """No module of `uprmc` imports itself in a circle, imports for the type checker included.
 
-import-linter holds which package may import which, and overlooks what only the type checker reads.
+Inside of a package, though, modules may name each other's types. import-linter holds which package
+may import which, and overlooks what only the type checker reads.
 """
 
 from __future__ import annotations
@@ -23,14 +24,28 @@ def modules() -> dict[str, Path]:
 
 
 def imported(path: Path, known: dict[str, Path]) -> set[str]:
-    """The modules of ours that one imports anywhere in its text."""
+    """The modules of ours that one imports anywhere in its text.
+
+    What it imports from its own package for the type checker only is left out.
+    """
+    own = f"uprmc.{path.relative_to(_ROOT).parts[0]}."
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    checks = [each for each in ast.walk(tree) if isinstance(each, ast.If)]
+    for_types = {
+        inner
+        for check in checks
+        if ast.unparse(check.test) == "TYPE_CHECKING"
+        for inner in ast.walk(check)
+    }
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree):
+        names: set[str] = set()
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            names = {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {each if each in known else node.module for each in names}
+            several = {f"{node.module}.{alias.name}" for alias in node.names}
+            names = {each if each in known else node.module for each in several}
+        found |= {each for each in names if node not in for_types or not each.startswith(own)}
     return found & known.keys()
 
 

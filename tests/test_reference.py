@@ -18,7 +18,7 @@ from uprmc.config import describe
 from uprmc.kv.roles import USERS_WORDS, denied_words
 from uprmc.login.users import Role
 from uprmc.protocol.opcodes import Opcode
-from uprmc.server.log_events import EVENTS
+from uprmc.server.log import EVENTS
 
 _LEVEL_OF = {"failure": "error"}
 _CALL = r'\.(debug|info|warn|error|failure)\(\s*"(\w+)"'

@@ -16,7 +16,7 @@ import pytest
 
 from tools.command_line import contexts
 from uprmc.config import describe
-from uprmc.server.log_events import EVENTS
+from uprmc.server.log import EVENTS
 
 ROOT = Path(__file__).parent.parent
 

@@ -163,7 +163,7 @@ class LimitedRequest(Request):
 
 
 class Account(Protocol):
-    """Counts what connections hold; see `uprmc.server.buffers`."""
+    """Counts what connections hold; see `uprmc.server.net.connections`."""
 
     def note(self, holder: Any, received: int, unsent: int, *, began: bool, took: bool) -> None:
         """Learn what a connection holds now; it may be shed."""

@@ -19,7 +19,7 @@ from tests.codec.frames import Frame
 from tests.codec.node import ScriptedNode
 from uprmc.cli.stats import BY_VBUCKET, GROUPS, memory_of, sentences
 from uprmc.config import describe
-from uprmc.server import statistics
+from uprmc.server.stats import statistics
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from uprmc.client.connection import NodeError
 from uprmc.client.errors import MisuseError, NotActive, NotForgotten
 from uprmc.engine.tombstone_count import Amount
 from uprmc.engine.watermarks.rows import Kind
-from uprmc.server.stat_watermarks import pinned_by_client
+from uprmc.server.stats.vbuckets import pinned_by_client
 
 VBUCKETS = 4
 _EVERY = list(range(VBUCKETS))

@@ -10,10 +10,10 @@ from twisted.internet.address import IPv4Address
 from twisted.internet.task import Clock
 from twisted.internet.testing import StringTransport
 
-from uprmc.server.adapter import SessionFactory, SessionProtocol
-from uprmc.server.connections import Connections
-from uprmc.server.reactor import LeanReactor
-from uprmc.server.wake_list import WakeList
+from uprmc.server.net.adapter import SessionFactory, SessionProtocol
+from uprmc.server.net.connections import Connections
+from uprmc.server.net.transport import LeanReactor
+from uprmc.server.work.turns import WakeList
 
 PEER = IPv4Address("TCP", "192.0.2.7", 4711)
 

@@ -18,15 +18,21 @@ from uprmc.login.mechanisms import Mechanism
 from uprmc.login.scram import ITERATIONS_MIN
 from uprmc.login.users import HASH_NAMES, Role, new_user
 from uprmc.login.users_file import write_users
-from uprmc.server.access import CLIENTS_MAX, LOGIN_TIMEOUT_S, WAITING_MAX, Access
-from uprmc.server.audit import REFUSALS_A_SECOND, Audit
-from uprmc.server.brakes import (
+from uprmc.server.net.access import (
+    CLIENTS_MAX,
     DELAY_MAX_S,
     DELAY_S,
     FORGIVEN_EVERY_S,
-    REMEMBERED_MAX,
+    LOGIN_TIMEOUT_S,
+    REFUSALS_A_SECOND,
     WAIT_MAX_S,
+    WAITING_MAX,
+    Access,
+    Audit,
     Brakes,
+)
+from uprmc.server.net.access import (
+    FAILURES_MAX as REMEMBERED_MAX,
 )
 
 HERE = "127.0.0.1:5"
@@ -285,7 +291,7 @@ def test_a_bad_file_keeps_the_users(access: Access, path: str, flaw: str) -> Non
         file.unlink()
     with pytest.raises(ConfigError, match=r"^server\.users: "):
         access.reload(path)
-    assert access.find("ann") is not None
+    assert access.users.find("ann") is not None
     assert access.users.knows(ANN)
 
 

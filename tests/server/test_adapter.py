@@ -8,8 +8,8 @@ import pytest
 from twisted.internet.testing import StringTransportWithDisconnection
 
 from tests.server.support import PEER, EchoSession, FloodSession, Node, SlowTransport, pattern
-from uprmc.server import adapter
-from uprmc.server.adapter import (
+from uprmc.server.net import adapter
+from uprmc.server.net.adapter import (
     FAREWELL_S,
     PULL_BYTES,
     PULLS_PER_TURN,

@@ -8,7 +8,7 @@ import random
 import pytest
 from twisted.internet.task import Clock
 
-from uprmc.server.buffers import Buffers
+from uprmc.server.net.connections import Buffers
 
 LIMIT = 8_000_000
 

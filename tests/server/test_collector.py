@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.system.support import node_here
-from uprmc.server import collector
+from uprmc.server import system
 
 
 class Knot:
@@ -22,9 +22,9 @@ class Knot:
 
 @pytest.fixture
 def taken() -> Iterator[None]:
-    collector.take_over()
+    system.take_collector_over()
     yield
-    collector.give_back()
+    system.give_collector_back()
 
 
 @pytest.mark.usefixtures("taken")
@@ -34,14 +34,14 @@ def test_nothing_is_collected_by_itself() -> None:
     young = [[] for _ in range(100_000)]
     assert knot() is not None
     del young
-    collector.tend()
+    system.collect_young()
     assert knot() is None
 
 
 @pytest.mark.usefixtures("taken")
 def test_what_lives_is_looked_at_once() -> None:
     kept = [[number] for number in range(1_000)]
-    collector.tend()
+    system.collect_young()
     assert gc.get_freeze_count() > len(kept)
     assert sum(gc.get_count()) < len(kept)
     assert gc.get_objects(generation=2) == []
@@ -52,11 +52,11 @@ def test_a_cycle_that_grew_old_stays_until_the_node_gives_back() -> None:
     """Why connections must not be in a cycle: see `tests.system.test_leaks`."""
     knot = Knot()
     seen = weakref.ref(knot)
-    collector.tend()
+    system.collect_young()
     del knot
-    collector.tend()
+    system.collect_young()
     assert seen() is not None
-    collector.give_back()
+    system.give_collector_back()
     assert gc.isenabled()
     gc.collect()
     assert seen() is None
@@ -66,7 +66,7 @@ def test_a_cycle_that_grew_old_stays_until_the_node_gives_back() -> None:
 def test_what_is_in_no_cycle_is_freed_at_once() -> None:
     thing = type("Thing", (), {})()
     seen = weakref.ref(thing)
-    collector.tend()
+    system.collect_young()
     del thing
     assert seen() is None
 

@@ -10,16 +10,16 @@ from twisted.internet.task import Clock
 
 from tests.server.support import EchoSession, FloodSession, Node
 from uprmc.config import build
-from uprmc.server import connections
-from uprmc.server.connections import (
+from uprmc.server.http.site import MAX_CLIENTS, reserved_files
+from uprmc.server.net import connections
+from uprmc.server.net.connections import (
     RESERVED_FILES,
     TICK_S,
     Connections,
     raise_file_limit,
     share_of_files,
 )
-from uprmc.server.http import MAX_CLIENTS, reserved_files
-from uprmc.server.slices import LongWork
+from uprmc.server.work.turns import LongWork
 
 
 @pytest.fixture

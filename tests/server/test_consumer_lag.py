@@ -6,8 +6,14 @@ import pytest
 
 from tests.upr.peer import Peer, Rig, ack, fill, upr_rig, write
 from uprmc.errors import StreamNotFound
-from uprmc.server.consumer_lag import OTHERS, ConsumerLag, ConsumerLags, largest
-from uprmc.server.consumer_streams import ROWS_MAX, streams_of
+from uprmc.server.stats.consumers import (
+    OTHERS,
+    ROWS_MAX,
+    ConsumerLag,
+    ConsumerLags,
+    largest,
+    streams_of,
+)
 
 
 class Looker:

@@ -23,12 +23,11 @@ from tests.server.support import EchoSession, Loop
 from uprmc.config import ServerSettings, UprSettings
 from uprmc.errors import ConfigError
 from uprmc.ports import Session
-from uprmc.server.adapter import SessionFactory
-from uprmc.server.connections import Connections
-from uprmc.server.dialer import Call, Dialer, DialledProtocol, trust_root
-from uprmc.server.listener import Listener, listen
-from uprmc.server.tls import tls_options
-from uprmc.server.wake_list import WakeList
+from uprmc.server.net.adapter import SessionFactory
+from uprmc.server.net.connections import Connections
+from uprmc.server.net.dialer import Call, Dialer, DialledProtocol, trust_root
+from uprmc.server.net.listener import Listener, listen, tls_options
+from uprmc.server.work.turns import WakeList
 
 
 def certificate_for(directory: Path, host: str) -> tuple[str, str]:

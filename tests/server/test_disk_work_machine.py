@@ -40,11 +40,8 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.model import Item
-from uprmc.server import disk_work
-from uprmc.server.disk_work import DiskWork
-from uprmc.server.fetch_driver import FetchDriver
-from uprmc.server.flush_driver import FlushDriver
-from uprmc.server.slices import LongWork
+from uprmc.server.work.disk import DiskWork, FetchDriver, FlushDriver
+from uprmc.server.work.turns import LongWork
 from uprmc.storage.interface import Batch
 from uprmc.storage.memory import MemoryView
 
@@ -384,7 +381,7 @@ def _stop_beside_a_reader(patch: pytest.MonkeyPatch) -> None:
 
 def _forget_the_sync(patch: pytest.MonkeyPatch) -> None:
     """End with a commit."""
-    patch.setattr(disk_work, "deferToThreadPool", lambda *arguments: succeed(None))
+    patch.setattr(RecordingStore, "sync", lambda store: None)
 
 
 def _keep_readers_away(patch: pytest.MonkeyPatch) -> None:

@@ -20,16 +20,12 @@ from tests.server.test_http import FakeNode
 from uprmc.client.state import Saved
 from uprmc.config import HttpSettings
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
-from uprmc.server.buffers import Buffers
-from uprmc.server.change_tokens import decoded, encoded
-from uprmc.server.changes import Changes, Feed, Question
-from uprmc.server.endless import Endless
-from uprmc.server.event_stream import EventStream
-from uprmc.server.events import Events
-from uprmc.server.http import MAX_CLIENTS, node_site
-from uprmc.server.live import Live
-from uprmc.server.outflow import KEEPALIVE_S
-from uprmc.server.slices import LongWork
+from uprmc.server.http.changes import Changes, Feed, Question, decoded, encoded
+from uprmc.server.http.endless import KEEPALIVE_S, Endless, EventStream, Live
+from uprmc.server.http.site import MAX_CLIENTS, node_site
+from uprmc.server.log import Events
+from uprmc.server.net.connections import Buffers
+from uprmc.server.work.turns import LongWork
 
 SSE = "Accept: text/event-stream"
 SETTINGS = HttpSettings(change_readers=2, event_readers=3, viewers=4)

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from uprmc.model import VBucketState
-from uprmc.server.health import RECENT_S, Health
-from uprmc.server.stat_health import look, panel, rows
+from uprmc.server.stats.health import RECENT_S, Health, look, panel, rows
 from uprmc.upr.follow.source import LineState
 
 

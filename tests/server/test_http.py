@@ -13,8 +13,8 @@ from tests.server.support import PEER, Loop
 from uprmc.config import HttpSettings, ServerSettings
 from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Metric
-from uprmc.server import http
-from uprmc.server.http import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, listen_http, node_site
+from uprmc.server.http import site as http
+from uprmc.server.http.site import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, listen_http, node_site
 from uprmc.web import SPARE_CLIENTS, KnownHosts
 
 

@@ -17,10 +17,10 @@ from uprmc.login.credentials import Credentials
 from uprmc.login.scram import ITERATIONS_MIN
 from uprmc.login.users import HASH_NAMES, Role, Users, new_user
 from uprmc.login.users_file import write_users
-from uprmc.server import access, http_gate
-from uprmc.server.access import REMEMBERED_MAX, Access
-from uprmc.server.audit import Audit
-from uprmc.server.http_gate import gate, role_of_page
+from uprmc.server.http import site as http_gate
+from uprmc.server.http.site import gate, role_of_page
+from uprmc.server.net import access
+from uprmc.server.net.access import REMEMBERED_MAX, Access, Audit
 from uprmc.web import LimitedSite
 
 HERE = IPv4Address("TCP", "127.0.0.1", 4711)

@@ -21,10 +21,8 @@ from twisted.internet.protocol import ServerFactory
 from tests.server.support import Loop
 from uprmc.config import VIEWS_AUTO, VIEWS_DEFAULT, build
 from uprmc.errors import ConfigError
-from uprmc.server.index_child import child_environment
-from uprmc.server.index_driver import IndexDriver
-from uprmc.server.index_events import PER_SECOND
-from uprmc.server.listener import CannotListen, Listener, listen_private
+from uprmc.server.net.listener import CannotListen, Listener, listen_private
+from uprmc.server.work.index import PER_SECOND, IndexDriver, child_environment
 
 STAND_IN = (sys.executable, str(Path(__file__).with_name("index_stand_in.py")))
 
@@ -292,16 +290,17 @@ def test_the_default_address_is_left_to_another_node_that_has_it(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert VIEWS_DEFAULT == "127.0.0.1:8092"
-    monkeypatch.setattr("uprmc.server.views_listener.VIEWS_DEFAULT", rig.begun().address)
+    taken = rig.begun().address
+    monkeypatch.setattr("uprmc.server.work.index.VIEWS_DEFAULT", taken)
     logged: list[tuple[str, dict[str, Any]]] = []
     log = SimpleNamespace(warn=lambda event, **facts: logged.append((event, facts)))
-    monkeypatch.setattr("uprmc.server.index_driver._log", log)
+    monkeypatch.setattr("uprmc.server.work.index._log", log)
     other = rig.other(VIEWS_AUTO)
     rig.loop.result(other.listen())
     other.start()
     assert (other.state, other.address) == ("off", "off")
     ((event, facts),) = logged
-    assert (event, facts["address"]) == ("no_listener", VIEWS_DEFAULT)
+    assert (event, facts["address"]) == ("no_listener", taken)
     assert facts["reason"].endswith("; say --views with another port, or --views off for no views")
 
 

@@ -13,17 +13,18 @@ from tests.server.certificates import make_certificate
 from tests.server.support import EchoSession, FloodSession, Loop, Node, pattern
 from uprmc.errors import ConfigError, UprmcError
 from uprmc.places import Place
-from uprmc.server.address_holder import who_has_path, who_has_port
-from uprmc.server.listener import (
+from uprmc.server.net.listener import (
     CannotListen,
     EndpointPlace,
     Listener,
     UnixPlace,
     parse_place,
     several,
+    who_has_path,
+    who_has_port,
 )
-from uprmc.server.listener import listen as listen_for
-from uprmc.server.transport import DirectServer
+from uprmc.server.net.listener import listen as listen_for
+from uprmc.server.net.transport import DirectServer
 
 
 @pytest.mark.parametrize(

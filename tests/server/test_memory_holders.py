@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.documents import HandDrivenNode
-from uprmc.server.memory_holders import Holder, holders, resident_bytes
+from uprmc.server.stats.engine import Holder, holders, resident_bytes
 
 
 def by_name(node: HandDrivenNode) -> dict[str, Holder]:

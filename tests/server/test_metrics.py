@@ -17,7 +17,7 @@ from tests.documents import HandDrivenNode
 from tests.test_words import banned
 from uprmc.engine.stats import Stats
 from uprmc.metrics import Exposition, Metric
-from uprmc.server.stat_metrics import METRICS
+from uprmc.server.stats.metrics import METRICS
 
 GIVEN = [
     Metric("connections", "gauge", "Open connections.", [({}, 3)]),

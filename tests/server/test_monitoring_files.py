@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.documents import ROOT
 from uprmc.metrics import Exposition
-from uprmc.server.stat_metrics import METRICS
+from uprmc.server.stats.metrics import METRICS
 
 FOLDER = ROOT / "packaging" / "monitoring"
 DASHBOARD = FOLDER / "grafana-uprmc.json"

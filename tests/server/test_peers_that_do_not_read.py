@@ -25,7 +25,7 @@ from tests.upr.peer import (
 from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState
 from uprmc.protocol.tap import ConnectFlag
-from uprmc.server.adapter import FAREWELL_S, SessionProtocol
+from uprmc.server.net.adapter import FAREWELL_S, SessionProtocol
 from uprmc.tap_adapter.node_tap import NodeTap
 
 _NAME = b"slow"

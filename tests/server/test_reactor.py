@@ -12,8 +12,8 @@ from twisted.internet.base import ReactorBase
 from twisted.internet.epollreactor import EPollReactor
 from twisted.internet.selectreactor import SelectReactor
 
-from uprmc.server.reactor import EVENTS_MAX, LeanReactor, count_monotonic_time
-from uprmc.server.wake_list import WakeList
+from uprmc.server.net.transport import EVENTS_MAX, LeanReactor, count_monotonic_time
+from uprmc.server.work.turns import WakeList
 
 
 class _Pipe(FileDescriptor):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from twisted.internet.task import Clock
 
-from uprmc.server.service_manager import ServiceManager
+from uprmc.server.system import ServiceManager
 
 
 class Systemd:

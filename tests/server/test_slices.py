@@ -9,9 +9,15 @@ import pytest
 from twisted.internet.defer import Deferred
 
 from tests.server.support import TurnClock
-from uprmc.server.slices import COLLECT_S, InSlices, LongWork
-from uprmc.server.turn_budget import TURN_S, WORK_S, TurnBudget
-from uprmc.server.wake_list import WakeList
+from uprmc.server.work.turns import (
+    COLLECT_S,
+    TURN_S,
+    WORK_S,
+    InSlices,
+    LongWork,
+    TurnBudget,
+    WakeList,
+)
 
 
 class World:

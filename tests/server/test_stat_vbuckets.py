@@ -12,7 +12,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
 from uprmc.kv.services import StatGroup
 from uprmc.model import SnapshotRange, VBucketState
-from uprmc.server import stat_stand_ins, stat_vbuckets
+from uprmc.server.stats import vbuckets
 
 
 class Node(support.Node):
@@ -34,11 +34,11 @@ def read(group: StatGroup) -> dict[str, str]:
 
 
 def details(node: Node) -> dict[str, str]:
-    return read(stat_vbuckets.details(node, [0]))
+    return read(vbuckets.details(node, [0]))
 
 
 def seqnos(node: Node) -> dict[str, str]:
-    return read(stat_vbuckets.seqnos(node, [0]))
+    return read(vbuckets.seqnos(node, [0]))
 
 
 def counted(node: Node) -> tuple[int, ...]:
@@ -146,17 +146,17 @@ def test_the_estimates_of_memory_add_up_to_what_is_used() -> None:
     for number, vbucket in node.bucket.vbuckets.items():
         for key in range(number):
             vbucket.store(b"%d" % key, b"v" * 100 * number, 0, 0)
-    found = dict(stat_vbuckets.details(node, [0, 1, 2, 3]))
+    found = dict(vbuckets.details(node, [0, 1, 2, 3]))
     shares = [int(found[f"vb_{number}:ht_item_memory"]) for number in range(4)]
     assert shares[0] == 0 < shares[1] < shares[2] < shares[3]
     assert node.bucket.account.used - 4 <= sum(shares) <= node.bucket.account.used
-    sizes = dict(stat_stand_ins.hash_tables(node, [0, 1, 2, 3]))
+    sizes = dict(vbuckets.hash_tables(node, [0, 1, 2, 3]))
     assert [int(sizes[f"vb_{number}:mem_size"]) for number in range(4)] == shares
 
 
 def test_an_empty_node_divides_by_nothing(node: Node) -> None:
     assert details(node)["ht_item_memory"] == "0"
-    found = read(stat_stand_ins.hash_tables(node, [0]))
+    found = read(vbuckets.hash_tables(node, [0]))
     assert (found["size"], found["min_depth"], found["max_depth"]) == ("0", "0", "0")
 
 
@@ -222,13 +222,13 @@ def test_the_states_of_the_start_are_remembered() -> None:
     node = Node(settings_of(4))
     for number, state in enumerate(VBucketState):
         node.bucket.set_state(number, state)
-    assert set(dict(stat_vbuckets.previous_states(node)).values()) == {"active"}
+    assert set(dict(vbuckets.previous_states(node)).values()) == {"active"}
     node.stop()
     after = node.restarted()
-    before = stat_vbuckets.states(after)
+    before = vbuckets.states(after)
     assert dict(before)["vb_3"] == "dead"
     after.bucket.set_state(3, VBucketState.ACTIVE)
-    assert stat_vbuckets.previous_states(after) == before != stat_vbuckets.states(after)
+    assert vbuckets.previous_states(after) == before != vbuckets.states(after)
 
 
 def test_what_is_commanded_during_warm_up_is_no_state_of_the_start() -> None:
@@ -251,14 +251,14 @@ def test_numbers_may_be_missing() -> None:
     del node.bucket.vbuckets[1]
     numbers = sorted(node.bucket.vbuckets)
     for group in (
-        stat_vbuckets.details,
-        stat_vbuckets.seqnos,
-        stat_vbuckets.failovers,
-        stat_stand_ins.checkpoints,
-        stat_stand_ins.hash_tables,
+        vbuckets.details,
+        vbuckets.seqnos,
+        vbuckets.failovers,
+        vbuckets.checkpoints,
+        vbuckets.hash_tables,
     ):
         assert not [name for name, _ in group(node, numbers) if name.startswith("vb_1")]
-    assert len(stat_vbuckets.states(node)) == 3
+    assert len(vbuckets.states(node)) == 3
 
 
 # --- stand-ins ------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def test_the_write_queue_is_shown_as_one_open_checkpoint(node: Node) -> None:
     node.flush()
     node.set(b"b")
     node.set(b"b")
-    found = read(stat_stand_ins.checkpoints(node, [0]))
+    found = read(vbuckets.checkpoints(node, [0]))
     assert (found["state"], found["num_checkpoints"]) == ("active", "1")
     assert found["open_checkpoint_id"] == found["persistence:cursor_checkpoint_id"] == "1"
     assert found["last_closed_checkpoint_id"] == found["persisted_checkpoint_id"] == "0"
@@ -282,7 +282,7 @@ def test_a_hash_table_has_every_name_that_tools_add_up(node: Node) -> None:
     node.set(b"a")
     node.set(b"b")
     node.vbucket.delete(b"b")
-    found = read(stat_stand_ins.hash_tables(node, [0]))
+    found = read(vbuckets.hash_tables(node, [0]))
     names = (
         "state size locks min_depth max_depth reported counted resized mem_size mem_size_counted"
     )

@@ -24,10 +24,9 @@ from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.metrics import Exposition
 from uprmc.model import VBucketState
 from uprmc.server.node import Node
-from uprmc.server.stat_general import _NEVER
-from uprmc.server.stat_memcached import _UNUSED_SETTINGS
-from uprmc.server.stat_watermarks import ROWS_MAX
-from uprmc.server.statistics import numbered
+from uprmc.server.stats.memcached import _NEVER, _UNUSED_SETTINGS
+from uprmc.server.stats.statistics import numbered
+from uprmc.server.stats.vbuckets import ROWS_MAX
 
 #: What test suites of memcached clients read, reference 3.6.
 GENERAL = """

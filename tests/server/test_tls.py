@@ -14,9 +14,8 @@ from tests.server.support import PEER, Client, FloodSession, Loop, Node, SlowTra
 from tests.server.test_http import FakeNode
 from uprmc.config import ServerSettings
 from uprmc.errors import ConfigError
-from uprmc.server.http import node_site
-from uprmc.server.listener import listen
-from uprmc.server.tls import ServedTls, over_tls, tls_options
+from uprmc.server.http.site import node_site
+from uprmc.server.net.listener import ServedTls, listen, over_tls, tls_options
 from uprmc.web import SPARE_CLIENTS
 
 

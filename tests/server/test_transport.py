@@ -11,7 +11,7 @@ from twisted.internet.protocol import Factory, Protocol
 from twisted.python.failure import Failure
 
 from tests.server.support import Client, Loop, pattern
-from uprmc.server.transport import (
+from uprmc.server.net.transport import (
     ACCEPTS_MAX,
     DirectPort,
     DirectServer,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from uprmc.server import upgrade_log as module
-from uprmc.server.upgrade_log import upgrade_log
+from uprmc.server import node
+from uprmc.server.node import upgrade_log
 
 
 class Lines:
@@ -21,7 +21,7 @@ class Lines:
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Lines:
     lines = Lines()
-    monkeypatch.setattr(module, "_log", lines)
+    monkeypatch.setattr(node, "_storage_log", lines)
     return lines
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from tests.server.support import TurnClock
-from uprmc.server.turn_budget import TURN_S
-from uprmc.server.wake_list import WakeList
+from uprmc.server.work.turns import TURN_S, WakeList
 
 
 def test_those_woken_are_served_in_order_with_one_call() -> None:

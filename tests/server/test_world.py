@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from uprmc.server import world
-from uprmc.server.world import SystemClock, SystemEntropy
+from uprmc.server import system
+from uprmc.server.system import SystemClock, SystemEntropy
 
 
 def test_now_is_unix_time() -> None:
@@ -21,7 +21,7 @@ def test_the_monotonic_clock_never_goes_back() -> None:
 
 def test_uuid48_spans_1_to_the_largest(monkeypatch) -> None:
     for drawn, uuid in ((bytes(6), 1), (b"\0" * 5 + b"\x02", 2), (b"\xff" * 6, 2**48 - 1)):
-        monkeypatch.setattr(world.os, "urandom", lambda size, drawn=drawn: drawn[:size])
+        monkeypatch.setattr(system.os, "urandom", lambda size, drawn=drawn: drawn[:size])
         assert SystemEntropy().uuid48() == uuid
 
 

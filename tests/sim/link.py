@@ -1,8 +1,8 @@
 """A connection without a socket: bytes in order, cut and delayed as the world pleases.
 
-It plays the part of `uprmc.server.adapter` towards the session, by the same rules: everything that
-arrives is followed by a pull; while the way to the client is blocked nothing is pulled; while it is
-blocked or the session's `input_full` is set, nothing is delivered to the session.
+It plays the part of `uprmc.server.net.adapter` towards the session, by the same rules: everything
+that arrives is followed by a pull; while the way to the client is blocked nothing is pulled; while
+it is blocked or the session's `input_full` is set, nothing is delivered to the session.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ from uprmc.kv.services import Services
 from uprmc.kv.session import Negotiation
 from uprmc.ports import Session
 from uprmc.record import RECORD_OVERHEAD_BYTES
-from uprmc.server.disk_work import DiskWork
-from uprmc.server.slices import LongWork
+from uprmc.server.work.disk import DiskWork
+from uprmc.server.work.turns import LongWork
 from uprmc.upr.hub import Hub
 
 _TICK_S = 0.1
@@ -61,9 +61,9 @@ SMALL = (
     ("uprmc.engine.leftovers", "_STEP_ENTRIES", 3),
     ("uprmc.engine.warmup", "_STEP_ITEMS", 3),
     ("uprmc.engine.compaction", "_READ_RECORDS", 3),
-    ("uprmc.server.flush_driver", "_log", DRIVER_LOG),
-    ("uprmc.server.fetch_driver", "_log", DRIVER_LOG),
-    ("uprmc.server.compaction_driver", "_log", DRIVER_LOG),
+    ("uprmc.server.work.disk", "_flush_log", DRIVER_LOG),
+    ("uprmc.server.work.disk", "_fetch_log", DRIVER_LOG),
+    ("uprmc.server.work.disk", "_compaction_log", DRIVER_LOG),
     ("uprmc.upr.produce.feed", "_PORTION_BYTES", 300),
     ("uprmc.upr.produce.stream", "_CHECKPOINT_ITEMS", 20),
     ("uprmc.kv.upr_session", "GENTLE_BYTES", 600),

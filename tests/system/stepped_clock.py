@@ -28,7 +28,7 @@ def _install() -> None:
     if os.environ.get(WITHOUT_EPOLL_VARIABLE):
         sys.modules["twisted.internet.epollreactor"] = None
     time.time_ns = lambda: unstepped_ns() + offset_s() * 1_000_000_000
-    from uprmc.server.world import SystemClock
+    from uprmc.server.system import SystemClock
 
     SystemClock.now = staticmethod(time.time)  # a nursery has imported it before
 

@@ -1,7 +1,7 @@
 """Nothing of a connection outlives it, although Python's cycle collector is off while a node runs.
 
-Each test keeps its connections open over a `collector.tend`, after which even a collection could
-not free a cycle, and then looks for survivors.
+Each test keeps its connections open over a `system.collect_young`, after which even a collection
+could not free a cycle, and then looks for survivors.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from tests.system.support import node_here
 from uprmc.kv.session import Negotiation
 from uprmc.kv.text_session import TextSession
 from uprmc.kv.upr_session import ClientSession
-from uprmc.server import collector
-from uprmc.server.adapter import SessionProtocol, _Rejection
+from uprmc.server import system
+from uprmc.server.net.adapter import SessionProtocol, _Rejection
 from uprmc.server.node import Node
 
 KINDS = (
@@ -107,7 +107,7 @@ def rounds(node: Node, loop: Loop, listener: str, count: int, talks: list[Talk])
         numbers = range(start, start + AT_A_TIME)
         opened = [talks[number % len(talks)](loop, address) for number in numbers]
         loop.reactor.iterate(0)
-        collector.tend()
+        system.collect_young()
         for client in opened:
             loop._sockets.remove(client)
             client.close()
@@ -161,7 +161,7 @@ def test_those_who_are_cut_off_in_mid_reply_leave_nothing(tmp_path: Path) -> Non
             client = loop.client(place, receive_buffer=4_096)
             client.socket.send(frame(GET, b"large") * 100)
             loop.until(lambda: "output-full" in states(node))
-            collector.tend()
+            system.collect_young()
             loop._sockets.remove(client.socket)
             client.socket.close()
             loop.until(lambda: node.connections.current == 1)
@@ -200,7 +200,7 @@ def test_connections_over_tls_leave_nothing(tmp_path: Path) -> None:
         rounds(node, loop, "memcached", 200, [talk, say(b"no TLS at all\r\n" * 9, b"")])
         ask = partial(talk, data=b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
         visit(loop, node.addresses()["http"], [ask, say(b"GET / HTTP/1.1\r\n\r\n", b"https")])
-        collector.tend()  # a TLS connection's end is an exception in a young cycle of its own
+        system.collect_young()  # a TLS connection's end is an exception in a young cycle of its own
         assert alive() == Counter()
 
 
@@ -226,7 +226,7 @@ def visit(loop: Loop, address: str, talks: list[Talk]) -> None:
     for _ in range(4):
         opened = [talks[number % len(talks)](loop, address) for number in range(25)]
         loop.reactor.iterate(0)
-        collector.tend()
+        system.collect_young()
         for client in opened:
             loop._sockets.remove(client)
             client.close()

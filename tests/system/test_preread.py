@@ -12,8 +12,8 @@ from tests.server.support import Loop
 from tests.system.support import node_here
 from uprmc.client import changes
 from uprmc.errors import StoreError
-from uprmc.server import preread_driver
 from uprmc.server.node import Node
+from uprmc.server.work import disk
 
 _DOCUMENTS = 3_000
 
@@ -39,8 +39,8 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device whose slowness a test decides on; what is read ahead at a time is little."""
     found = Device()
-    monkeypatch.setattr(preread_driver, "faults_of_thread", found.faults)
-    monkeypatch.setattr(preread_driver, "STRETCH_BYTES", 5_000)
+    monkeypatch.setattr(disk, "faults_of_thread", found.faults)
+    monkeypatch.setattr(disk, "STRETCH_BYTES", 5_000)
     return found
 
 
@@ -100,11 +100,11 @@ def test_it_reads_by_itself_again_when_the_worker_waits_no_more(
         assert sorted(streamed(node, loop)) == sorted(keys)
         in_line = 4  # streams, of which each may wait for its turn already
         first = node.upr.preread.stretches
-        assert 0 <= first - preread_driver._WARM_STRETCHES < in_line
+        assert 0 <= first - disk._WARM_STRETCHES < in_line
         device.reactor_waits = 2
         streamed(node, loop)
         again = node.upr.preread.stretches - first
-        assert 0 <= again - preread_driver._WARM_STRETCHES < in_line
+        assert 0 <= again - disk._WARM_STRETCHES < in_line
 
 
 def test_a_worker_that_fails_holds_nobody_up(
@@ -113,7 +113,7 @@ def test_a_worker_that_fails_holds_nobody_up(
     def fail(*_: object) -> None:
         raise StoreError("unreadable")
 
-    monkeypatch.setattr(preread_driver, "touch", fail)
+    monkeypatch.setattr(disk, "touch", fail)
     with node_here(tmp_path) as (node, loop):
         keys = fill(node, loop)
         device.reactor_waits, device.worker_waits = 1, True
@@ -124,14 +124,14 @@ def test_a_node_stops_while_it_reads_ahead(
     tmp_path: Path, device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     under_way, go_on = threading.Event(), threading.Event()
-    touch = preread_driver.touch
+    touch = disk.touch
 
     def held(*words: object) -> tuple[int, int]:
         under_way.set()
         go_on.wait(30)
         return touch(*words)
 
-    monkeypatch.setattr(preread_driver, "touch", held)
+    monkeypatch.setattr(disk, "touch", held)
     with node_here(tmp_path) as (node, loop):
         fill(node, loop)
         device.reactor_waits = 1
@@ -145,4 +145,4 @@ def test_a_node_stops_while_it_reads_ahead(
         loop.result(stopped, 30.0)
         assert stream.told == 1
         assert not node.upr.preread.busy
-        node._disk_work.preread._stopped = None  # the node itself stops it once more
+        node._disk_work.preread.stopped = None  # the node itself stops it once more

@@ -19,8 +19,8 @@ from uprmc.config import build
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
 from uprmc.protocol.replication import Outcome
-from uprmc.server import collector
-from uprmc.server.dialer import Call, DialledProtocol
+from uprmc.server import system
+from uprmc.server.net.dialer import Call, DialledProtocol
 from uprmc.server.node import Node
 from uprmc.upr.follow.handover import Handover
 from uprmc.upr.follow.line import Line
@@ -292,7 +292,7 @@ def test_lost_connections_and_takeovers_leave_nothing_without_the_collector(
     counts = []
     for _ in range(3):
         cluster.loop.until(is_streaming)
-        collector.tend()
+        system.collect_young()
         cut(cluster, b)
         cluster.loop.until(is_streaming)
         cluster.take_over(b, a, 0)

@@ -25,7 +25,7 @@ COUNT = 30_000
 def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sockets be served after every hundred items."""
     monkeypatch.setattr("uprmc.engine.warmup._STEP_ITEMS", 100)
-    monkeypatch.setattr("uprmc.server.turn_budget.WORK_S", 0.0)
+    monkeypatch.setattr("uprmc.server.work.turns.WORK_S", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from uprmc.kv import connection_commands
 from uprmc.kv.command_table import HANDLERS
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.server.xdcr_driver import FILE_MAX_BYTES, read_in
+from uprmc.server.work.links import FILE_MAX_BYTES, read_in
 from uprmc.xdcr.frames import set_frame
 
 _OURS = (

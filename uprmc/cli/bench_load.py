@@ -313,56 +313,33 @@ _COUNTER = b"n"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes:
-        connections: how many, each with its own batch.
-        depth: requests of a batch.
-        requests: how many in all, 0 = as many as fit into `duration_s`.
-        duration_s: for how long, 0 = until all requests are done.
-        sets: which share of them are sets, of a mixture of gets and sets.
-        prefix: what keys begin with.
-        keys: how many keys there are.
-        value: of each document.
-        expiry: of each document, as a node takes it.
-        seed: of the choice of keys and commands.
-        test: the only command that is sent, empty = a mixture.
-    """
-
-    connections: int
-    depth: int
-    requests: int
-    duration_s: float
-    sets: float
-    prefix: bytes
-    keys: int
-    value: bytes
-    expiry: int
-    seed: int
-    test: str = ""
+    connections: int  # how many, each with its own batch
+    depth: int  # requests of a batch
+    requests: int  # how many in all, 0 = as many as fit into `duration_s`
+    duration_s: float  # for how long, 0 = until all requests are done
+    sets: float  # which share of them are sets, of a mixture of gets and sets
+    prefix: bytes  # what keys begin with
+    keys: int  # how many keys there are
+    value: bytes  # of each document
+    expiry: int  # of each document, as a node takes it
+    seed: int  # of the choice of keys and commands
+    test: str = ""  # the only command that is sent, empty = a mixture
 
 
 @dataclass
 class Outcome:
-    """What came of it.
+    """What came of it."""
 
-    Attributes:
-        elapsed_s: from the first request to the last reply.
-        waited_s: how much of that the generator had nothing to do but wait for the node.
-        latencies: by command.
-        misses: requests for documents that do not exist.
-        refused: how often the node refused, by its reason.
-        error: why it ended early.
-        interrupted: it was ended with Ctrl-C.
-    """
-
-    elapsed_s: float = 0.0
-    waited_s: float = 0.0
-    latencies: dict[str, Latencies] = field(default_factory=dict)
-    misses: int = 0
+    elapsed_s: float = 0.0  # from the first request to the last reply
+    waited_s: float = 0.0  # how much of that the generator had nothing to do but wait for the node
+    latencies: dict[str, Latencies] = field(default_factory=dict)  # by command
+    misses: int = 0  # requests for documents that do not exist
+    # how often the node refused, by its reason.
     refused: Counter[str] = field(default_factory=Counter)
-    error: str = ""
-    interrupted: bool = False
+    error: str = ""  # why it ended early
+    interrupted: bool = False  # it was ended with Ctrl-C
 
     def add(self, test: str, reason: str, time_ns: int, times: int) -> None:
         """Count replies of one kind that came together."""

@@ -20,7 +20,7 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import COMPACT_EXTRAS, COMPACT_REPLY, CompactFlag
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.remote.ranges import named
-from uprmc.server.world import SystemEntropy
+from uprmc.server.system import SystemEntropy
 from uprmc.storage.check import Checked, check_directory
 from uprmc.storage.compacted_copy import copy_compacted
 from uprmc.storage.directory import begin_new_history

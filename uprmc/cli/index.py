@@ -49,20 +49,13 @@ _HTTPS = b"This listener speaks HTTPS"
 
 @dataclass(frozen=True)
 class ViewsAccess:
-    """A views listener.
+    """A views listener."""
 
-    Attributes:
-        place: HOST:PORT.
-        timeout_s: a listener that is silent for so long is given up.
-        credentials: who logs in, ``None`` = as a stranger. Without TLS no password is sent to
-            another machine.
-        tls: ``None`` = no TLS.
-    """
-
-    place: str
-    timeout_s: float
+    place: str  # HOST:PORT
+    timeout_s: float  # a listener that is silent for so long is given up
+    # who logs in, ``None`` = as a stranger. Without TLS no password is sent to another machine.
     credentials: Credentials | None = None
-    tls: ssl.SSLContext | None = None
+    tls: ssl.SSLContext | None = None  # ``None`` = no TLS
 
     def ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
         """Return an answer in one piece; raise `NodeError`, or `ConfigError` for a refusal."""

@@ -41,19 +41,14 @@ from uprmc.index.service import Service
 from uprmc.index.source_nodes import SourceNodes
 from uprmc.login.credentials import Credentials
 from uprmc.places import VIEWS_PORT, several
-from uprmc.server.access import Access
-from uprmc.server.audit import Audit
-from uprmc.server.connections import share_of_files
-from uprmc.server.dialer import dialling_as, trust_root
-from uprmc.server.events import Events
-from uprmc.server.http import known_hosts
-from uprmc.server.http_gate import gate
-from uprmc.server.index_events import EventsToNode
-from uprmc.server.listener import Listener, listen
-from uprmc.server.log import Log, set_level, start_logging
-from uprmc.server.tls import https_options, tls_options
-from uprmc.server.tls import over_tls as served_over_tls
-from uprmc.server.views_listener import chosen
+from uprmc.server.http.site import gate, known_hosts
+from uprmc.server.log import Events, Log, set_level, start_logging
+from uprmc.server.net.access import Access, Audit
+from uprmc.server.net.connections import share_of_files
+from uprmc.server.net.dialer import dialling_as, trust_root
+from uprmc.server.net.listener import Listener, https_options, listen, tls_options
+from uprmc.server.net.listener import over_tls as served_over_tls
+from uprmc.server.work.index import EventsToNode, chosen
 
 # --- the nodes ------------------------------------------------------------------------------------
 

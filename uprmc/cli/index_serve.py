@@ -126,7 +126,7 @@ def serve(
         raise ConfigError("--listen-fd and --views: say one of them")
     lifeline = Lifeline() if listen_fd is not None else None
     from uprmc.cli.index_process import IndexProcess, source_nodes
-    from uprmc.server.reactor import install
+    from uprmc.server.net.transport import install
 
     reactor = install()
     credentials = credentials_from(user, password_file)

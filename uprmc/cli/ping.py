@@ -34,21 +34,13 @@ _ANY_PORT = 0
 
 
 class AboutNode(NamedTuple):
-    """What a node tells about itself.
+    """What a node tells about itself."""
 
-    Attributes:
-        version: of memcached, as whose kind it presents itself.
-        uprmc_version: its own, empty = it is another server, or the user may not know.
-        is_ours: whether it is a node of uprmc.
-        listener: ``upr`` or ``memcached``, empty = not known, for example behind a proxy.
-        memcached: where its listener for memcached's clients is, empty = nowhere, or not known.
-    """
-
-    version: str
-    uprmc_version: str
-    is_ours: bool
-    listener: str
-    memcached: str
+    version: str  # of memcached, as whose kind it presents itself
+    uprmc_version: str  # its own, empty = it is another server, or the user may not know
+    is_ours: bool  # whether it is a node of uprmc
+    listener: str  # ``upr`` or ``memcached``, empty = not known, for example behind a proxy
+    memcached: str  # where its listener for memcached's clients is, empty = nowhere, or not known
 
 
 def about(connection: NodeConnection) -> AboutNode:

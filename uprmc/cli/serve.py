@@ -313,11 +313,11 @@ class _Server:
 
     def __init__(self, read: Callable[[], Loaded], source: str | None) -> None:
         settings, origins = read()
-        from uprmc.server import allocator
+        from uprmc.server import system
 
-        allocator.keep_little()
+        system.keep_little_memory()
         # The reactor and all that hangs on it are imported here, so that other verbs start fast.
-        from uprmc.server.reactor import install
+        from uprmc.server.net.transport import install
 
         self._reactor: Any = install()
 
@@ -325,7 +325,7 @@ class _Server:
         from uprmc.core.form import NOTICE
         from uprmc.server.log import Log, start_logging
         from uprmc.server.node import Node
-        from uprmc.server.service_manager import ServiceManager
+        from uprmc.server.system import ServiceManager
 
         self._process = Process(self._reactor)
         self._process.heed_signals(lambda: read().settings, self._reload, Log("node"))

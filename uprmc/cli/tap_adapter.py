@@ -98,7 +98,7 @@ def tap_adapter(
     read_settings()  # what is wrong is said before anything begins
 
     # The reactor and all that hangs on it are imported here, so that other verbs start fast.
-    from uprmc.server.reactor import install
+    from uprmc.server.net.transport import install
 
     reactor = install()
 

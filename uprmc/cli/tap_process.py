@@ -31,16 +31,14 @@ from uprmc.client.tap_upstream import RemoteUpstream
 from uprmc.config import Settings, unix_mode
 from uprmc.errors import ConfigError
 from uprmc.ports import Session
-from uprmc.server.adapter import SessionFactory
-from uprmc.server.connections import Connections, raise_file_limit
-from uprmc.server.dialer import Dialer, dialling_as, trust_root
-from uprmc.server.listener import Listener, listen
 from uprmc.server.log import Log, Throttle, set_level, start_logging
-from uprmc.server.slices import LongWork
-from uprmc.server.tap_driver import TapDriver
-from uprmc.server.tls import tls_options
-from uprmc.server.wake_list import WakeList
-from uprmc.server.world import SystemClock
+from uprmc.server.net.adapter import SessionFactory
+from uprmc.server.net.connections import Connections, raise_file_limit
+from uprmc.server.net.dialer import Dialer, dialling_as, trust_root
+from uprmc.server.net.listener import Listener, listen, tls_options
+from uprmc.server.system import SystemClock
+from uprmc.server.work.periodic import TapDriver
+from uprmc.server.work.turns import LongWork, WakeList
 from uprmc.tap_adapter.client_rows import all_clients
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.session import TapSession
@@ -57,19 +55,6 @@ _LOG_S = 1.0
 _ANONYMOUS = b"anon_"
 
 _log = Log("tap_adapter")
-
-
-class StandAlone:
-    """What `TapDriver` drives: the registry before a producer somewhere else.
-
-    Attributes:
-        registry: where clients come in.
-        trouble: what was found damaged at the start, one line each.
-    """
-
-    def __init__(self, registry: TapRegistry) -> None:
-        self.registry = registry
-        self.trouble = registry.names.refused_documents
 
 
 class TapProcess:
@@ -124,7 +109,9 @@ class TapProcess:
         self._state = _opened(state)
         self._keeper = self._new_keeper()
         self._door = self._new_door()
-        self._driver = TapDriver(reactor, StandAlone(self._door), self._clock.monotonic)
+        self._driver = TapDriver(
+            reactor, self._door, self._door.names.refused_documents, self._clock.monotonic
+        )
         self._listener: Listener | None = None
         self._probe: RemoteUpstream | None = None
 

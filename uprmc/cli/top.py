@@ -42,17 +42,11 @@ _NOTHING: Group = {}
 
 @dataclass(frozen=True)
 class Reading:
-    """The statistics of a node at one moment.
+    """The statistics of a node at one moment."""
 
-    Attributes:
-        at_s: when, of a monotonic clock.
-        general: the group without a name.
-        more: other groups by name; one that a node does not have is missing.
-    """
-
-    at_s: float
-    general: Group
-    more: Mapping[str, Group]
+    at_s: float  # when, of a monotonic clock
+    general: Group  # the group without a name
+    more: Mapping[str, Group]  # other groups by name; one that a node does not have is missing
 
 
 def sample(before: Reading | None, now: Reading) -> dict[str, Any]:

@@ -31,40 +31,76 @@ from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState, conflict_rule
 from uprmc.ports import Session
 from uprmc.remote.registering import name_tag
-from uprmc.server import collector, stat_health
-from uprmc.server.access import Access
-from uprmc.server.adapter import SessionFactory
-from uprmc.server.audit import Audit
-from uprmc.server.changes import Changes
-from uprmc.server.connections import Connections, raise_file_limit
-from uprmc.server.consumer_lag import ConsumerLags
-from uprmc.server.dialer import Dialer, dialling_as, trust_root
-from uprmc.server.disk_work import DiskWork
-from uprmc.server.endless import Endless
-from uprmc.server.event_stream import EventStream
-from uprmc.server.events import Events
-from uprmc.server.health import Health
-from uprmc.server.housekeeping import Housekeeping
-from uprmc.server.http import known_hosts, listen_http, reserved_files
-from uprmc.server.index_driver import IndexDriver
-from uprmc.server.listener import Listener, listen, listen_private, several
-from uprmc.server.live import Live
-from uprmc.server.live_panels import PANELS
-from uprmc.server.log import LEVELS, Log, Throttle, set_level
-from uprmc.server.replication_driver import ReplicationDriver
-from uprmc.server.slices import LongWork
-from uprmc.server.statistics import Statistics
-from uprmc.server.tap_driver import TapDriver
-from uprmc.server.tls import https_options, tls_options
-from uprmc.server.transport import adopt_directly
-from uprmc.server.upgrade_log import log_new_history, upgrade_log
-from uprmc.server.wake_list import WakeList
-from uprmc.server.world import SystemClock, SystemEntropy
-from uprmc.server.xdcr_driver import XdcrDriver
+from uprmc.server import system
+from uprmc.server.http.changes import Changes
+from uprmc.server.http.endless import Endless, EventStream, Live
+from uprmc.server.http.site import known_hosts, listen_http, reserved_files
+from uprmc.server.log import LEVELS, Events, Log, Throttle, set_level
+from uprmc.server.net.access import Access, Audit
+from uprmc.server.net.adapter import SessionFactory
+from uprmc.server.net.connections import Connections, raise_file_limit
+from uprmc.server.net.dialer import Dialer, dialling_as, trust_root
+from uprmc.server.net.listener import (
+    Listener,
+    https_options,
+    listen,
+    listen_private,
+    several,
+    tls_options,
+)
+from uprmc.server.net.transport import adopt_directly
+from uprmc.server.stats import health
+from uprmc.server.stats.consumers import ConsumerLags
+from uprmc.server.stats.health import Health
+from uprmc.server.stats.panels import PANELS
+from uprmc.server.stats.statistics import Statistics
+from uprmc.server.system import SystemClock, SystemEntropy
+from uprmc.server.work.disk import DiskWork
+from uprmc.server.work.index import IndexDriver
+from uprmc.server.work.links import XdcrDriver
+from uprmc.server.work.periodic import Housekeeping, ReplicationDriver, TapDriver
+from uprmc.server.work.turns import LongWork, WakeList
 from uprmc.storage.directory import open_directory
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
+
+# --- what the log says of a data directory --------------------------------------------------------
+# What the log says of a data directory: that it is rewritten, or begins a new history.
+
+
+_EVERY_S = 5.0
+
+_storage_log = Log("storage")
+
+
+def upgrade_log(directory: str, monotonic: Callable[[], float]) -> Callable[[int, int], None]:
+    """Return what `open_directory` tells of an upgrade."""
+    throttle = Throttle(_EVERY_S, monotonic)
+    began: list[float] = []
+
+    def told(done: int, total: int) -> None:
+        if not began:
+            began.append(monotonic())
+            throttle.passed()
+            _storage_log.info("upgrade_began", directory=directory, entries=total)
+        elif done == total:
+            _storage_log.info(
+                "upgraded", directory=directory, seconds=round(monotonic() - began[0], 1)
+            )
+        elif throttle.passed() is not None:
+            _storage_log.info("upgrade_progress", done=done, entries=total)
+
+    return told
+
+
+def log_new_history(directory: str, reason: str, uuid: int) -> None:
+    """Say why a data directory begins a new history, and under which uuid."""
+    _storage_log.warn("new_history", directory=directory, reason=reason, uuid=f"{uuid:032x}")
+
+
+# --- the node -------------------------------------------------------------------------------------
+
 
 #: How long clients may take to read their last replies at shutdown.
 _FAREWELL_S = 2.0
@@ -134,7 +170,7 @@ class Node:
             limit, self._clock.monotonic, settings.server.buffer_bytes, self.bucket.stats
         )
         self.connections.reserved_files = reserved
-        self._work = LongWork(reactor, collector.tend)
+        self._work = LongWork(reactor, system.collect_young)
         self.statistics = Statistics(self)
         life = f"{entropy.uuid48():012x}"
         panels = {name: partial(panel, self) for name, panel in PANELS.items()}
@@ -153,8 +189,8 @@ class Node:
         )
         self._started_at = self._clock.monotonic()
         threads = 3 + settings.flush.fetch_rounds  # a flush, a compaction, a stream
-        self._pool = ThreadPool(minthreads=1, maxthreads=threads, name="uprmc-disk")
-        self._disk_work = DiskWork(reactor, self._pool, self.bucket, settings.flush, self._work)
+        self.disk_pool = ThreadPool(minthreads=1, maxthreads=threads, name="uprmc-disk")
+        self._disk_work = DiskWork(reactor, self.disk_pool, self.bucket, settings.flush, self._work)
         self.upr.preread = self._disk_work.preread
         self.consumer_lags = ConsumerLags(self.upr, self._clock.monotonic)
         self.health = Health()
@@ -173,7 +209,11 @@ class Node:
         self._control.crawler.expire_now = self._housekeeping.expire_now
         self.crawler = self._control.crawler
         self.tap = self._new_tap() if settings.tap.enabled else None
-        self._tap_driver = self._driver_of(self.tap)
+        self._tap_driver: TapDriver | None = None
+        if self.tap is not None:
+            self._tap_driver = TapDriver(
+                reactor, self.tap.registry, self.tap.trouble, self._clock.monotonic
+            )
         self._wake_list = WakeList(reactor, self._work.budget)
         self.replication = self._replication(reactor, trust)
         self._replication_driver = ReplicationDriver(
@@ -197,8 +237,8 @@ class Node:
 
         Fails with `ConfigError` or `StoreError`; then `stop` cleans up.
         """
-        collector.take_over()
-        self._pool.start()
+        system.take_collector_over()
+        self.disk_pool.start()
         yield from self._listen()
         if self._stopping:
             yield Deferred()  # for ever
@@ -237,15 +277,15 @@ class Node:
         try:
             yield self._disk_work.stop(orderly=orderly)
         finally:
-            if self._pool.started:
-                self._pool.stop()
+            if self.disk_pool.started:
+                self.disk_pool.stop()
             if self.access is not None:
                 self.access.stop()
             self.audit.close()
             self._wake_list.close()
             self._work.stop()
             self.bucket.store.close()
-            collector.give_back()
+            system.give_collector_back()
 
     def _listen(self) -> Generator[Deferred[Any], Any, None]:
         server = self.settings.server
@@ -326,25 +366,19 @@ class Node:
         steps.close()
         return self.warmup.state in (WarmupState.KEY_DUMP, WarmupState.LOAD_VALUES)
 
-    @property
-    def disk_pool(self) -> ThreadPool:
-        """The threads that do all work on the disk."""
-        return self._pool
-
     # --- wiring ---------------------------------------------------------------------------------
 
-    def _replication(self, reactor: Any, trust: Any) -> Replication:
+    def _dialer(self, reactor: Any, trust: Any) -> Dialer:
         timeout_s = self.settings.upr.dial_timeout_s
-        dialer = Dialer(reactor, self.connections, self._wake_list, timeout_s, trust)
-        replication = Replication(self.upr, dialer)
+        return Dialer(reactor, self.connections, self._wake_list, timeout_s, trust)
+
+    def _replication(self, reactor: Any, trust: Any) -> Replication:
+        replication = Replication(self.upr, self._dialer(reactor, trust))
         replication.is_own = self._is_own
         return replication
 
     def _new_xdcr(self, reactor: Any) -> XdcrDriver:
-        def dialer(trust: Any) -> Dialer:
-            timeout_s = self.settings.upr.dial_timeout_s
-            return Dialer(reactor, self.connections, self._wake_list, timeout_s, trust)
-
+        dialer = partial(self._dialer, reactor)
         driver = XdcrDriver(reactor, self.upr, self.uuid, dialer, self.events.tell)
         driver.links.is_own = self._is_own
         return driver
@@ -358,9 +392,6 @@ class Node:
         )
         tap.registry.statistics = self.statistics.group
         return tap
-
-    def _driver_of(self, tap: NodeTap | None) -> TapDriver | None:
-        return TapDriver(self._reactor, tap, self._clock.monotonic) if tap is not None else None
 
     def _is_own(self, place: str) -> bool:
         """Tell whether dialling `place` would certainly come back here."""
@@ -464,7 +495,7 @@ class Node:
 
     def _looks(self) -> Generator[None, None, None]:
         yield from self.consumer_lags.steps()
-        stat_health.look(self)
+        health.look(self)
 
     def addresses(self) -> dict[str, str]:
         """Return where each listener really listens; several places are separated by commas."""

@@ -1,0 +1,1 @@
+"""Pages: health, status and metrics, and answers that have no end."""
