@@ -19,11 +19,13 @@ from uprmc.remote.directory import (
     Choice,
     Claim,
     Directory,
+    News,
     NodeHoldings,
     NotTold,
     OtherBucket,
     Why,
     chosen,
+    telling,
 )
 
 OLD = ((1, 0),)
@@ -309,9 +311,11 @@ def test_a_deposed_node_is_told_once_when_it_has_heard() -> None:
     told(directory, "b:1", {0: 2}, logs={0: [(8, 5), (7, 0)]})
     told(directory, "c:1", {0: 0})
     assert directory.deposed() == {"a:1": [0]}, "one that knows no terms cannot be told"
-    assert [each.opcode for each in directory.to_tell("a:1")] == [Opcode.TELL_TERMS]
-    assert directory.to_tell("a:1"), "it has not heard yet"
-    directory.has_heard("a:1")
+    news = directory.news("a:1")
+    assert news == [News(0, 2, [(8, 5), (7, 0)])]
+    assert [each.opcode for each in telling(news)] == [Opcode.TELL_TERMS]
+    assert directory.news("a:1"), "it has not heard yet"
+    directory.has_heard("a:1", news)
     told(directory, "a:1", {0: 1})
     assert directory.deposed() == {}
 

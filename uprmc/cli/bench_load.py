@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -22,11 +22,10 @@ from typing import Protocol, Self
 from uprmc.cli.node_access import NodeAccess
 from uprmc.cli.ping import about
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.model import VBucketState, vbucket_of
+from uprmc.model import vbucket_of
 from uprmc.places import parsed
 from uprmc.protocol.binary import ARITHMETIC_EXTRAS, STORE_EXTRAS, TOUCH_EXTRAS
-from uprmc.protocol.header import RequestFrame, pack_request, unpack_response
-from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
+from uprmc.protocol.header import pack_request, unpack_response
 from uprmc.protocol.opcodes import (
     HEADER_BYTES,
     MAGIC_REQUEST,
@@ -35,6 +34,8 @@ from uprmc.protocol.opcodes import (
     Status,
     status_text,
 )
+from uprmc.remote.blocking import put
+from uprmc.remote.directory import Directory, conduct
 
 # --- how long things took -------------------------------------------------------------------------
 
@@ -414,13 +415,13 @@ class Frames:
 
 def frames_for(connection: NodeConnection, plan: Plan, *, text: bool = False) -> Frames:
     """Ask a node for its vBuckets, and of text, for the listener; raises `NodeError`."""
-    extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
-    seqnos = connection.ask(RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras))
-    vbuckets = connection.vbuckets()
-    if seqnos.status or not vbuckets:
-        why = f": {seqnos.reason}" if seqnos.status else ""
-        raise NodeError(f"the node at {connection.place} does not tell its vBuckets{why}")
-    active = frozenset(number for number, _ in decode_vbucket_seqnos(seqnos.value))
+    directory = Directory([connection.place], learns=False)
+    conduct(directory.survey(), partial(put, connection=connection))
+    for silent in directory.silent.values():
+        raise NodeError(silent.words)
+    vbuckets, active = directory.vbuckets, frozenset(directory.claimed())
+    if not vbuckets:
+        raise NodeError(f"the node at {connection.place} does not tell its vBuckets")
     frames = Frames(plan, vbuckets, active, _text(connection) if text else Binary(vbuckets))
     if not frames.numbers:
         raise NodeError(

@@ -8,6 +8,7 @@ silent.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from uprmc.protocol.header import RequestFrame, ResponseFrame
@@ -32,6 +33,14 @@ class Askable(Protocol):
 
 _C = TypeVar("_C", bound=Askable)
 _T = TypeVar("_T")
+
+
+def put(asked: NodeQuestion, connection: Askable) -> Heard:
+    """Put a question to its node; raises what the connection does."""
+    if asked.group:
+        return Heard(statistics=connection.told(asked.group))
+    answers = list(connection.ask_all(asked.requests))
+    return Heard(answers, knows_terms=connection.knows_terms)
 
 
 class KeptConnections(Generic[_C]):
@@ -103,13 +112,7 @@ class KeptConnections(Generic[_C]):
             self.drop(place)
 
     def _put(self, asked: NodeQuestion) -> Heard | Unanswered:
-        def question(connection: _C) -> Heard:
-            if asked.group:
-                return Heard(statistics=connection.told(asked.group))
-            answers = list(connection.ask_all(asked.requests))
-            return Heard(answers, knows_terms=connection.knows_terms)
-
         try:
-            return self.ask(asked.place, question)
+            return self.ask(asked.place, partial(put, asked))
         except self._lost as error:
             return Unanswered(error, getattr(error, "text", str(error)))  # without a code word

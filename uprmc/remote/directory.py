@@ -208,6 +208,14 @@ class Missing(NamedTuple):
         return "; ".join([*words, *self.silent])
 
 
+class News(NamedTuple):
+    """What a node that was deposed is told: the term and history of the one that was promoted."""
+
+    vbucket: int
+    term: int
+    log: Log
+
+
 class OtherBucket(ValueError):
     """A node is not of the bucket that the others are of."""
 
@@ -286,6 +294,12 @@ class Directory:
         self.silent[place] = silence
         if not self._remembers:
             self.facts.pop(place, None)
+        self._choices.clear()
+
+    def asks_again(self, place: str) -> None:
+        """A node is asked again: what it told is too old."""
+        self.facts.pop(place, None)
+        self.silent.pop(place, None)
         self._choices.clear()
 
     def not_mine(self, place: str, vbucket: int, value: bytes) -> bool:
@@ -391,7 +405,7 @@ class Directory:
         return found
 
     def deposed(self) -> dict[str, list[int]]:
-        """Return which nodes do not know of a promotion, and of which vBuckets."""
+        """Return which nodes were not told of a promotion that they have missed, by vBuckets."""
         found: dict[str, list[int]] = {}
         for place, facts in self.facts.items():
             for number, (_, term) in facts.active.items():
@@ -478,24 +492,22 @@ class Directory:
                 wanted.setdefault(place, []).append(vbucket)
         yield from self._ask_logs(wanted)
         for place in late:
-            frames = self.to_tell(place)
-            if frames and isinstance((yield NodeQuestion(place, frames)), Heard):
-                self.has_heard(place)
+            news = self.news(place)
+            if news and isinstance((yield NodeQuestion(place, telling(news))), Heard):
+                self.has_heard(place, news)
 
-    def to_tell(self, place: str) -> list[RequestFrame]:
-        """Return what tells a node of the promotions that it has missed, where the log is known."""
-        return telling(self._news(place))
-
-    def has_heard(self, place: str) -> None:
-        """A node has answered `to_tell`: it is told no more of that, whatever it made of it."""
-        self._deposed |= {(place, number): term for number, term, _ in self._news(place)}
-
-    def _news(self, place: str) -> Iterator[tuple[int, int, Log]]:
+    def news(self, place: str) -> list[News]:
+        """Return of which promotions a node is to be told, where the history is known."""
+        found = []
         for vbucket in self.deposed().get(place, ()):
             right = self.choice(vbucket).place
-            log = self.facts[right].logs.get(vbucket) if right else None
-            if log:
-                yield vbucket, self.terms[vbucket], log
+            if right and (log := self.facts[right].logs.get(vbucket)):
+                found.append(News(vbucket, self.terms[vbucket], log))
+        return found
+
+    def has_heard(self, place: str, news: Iterable[News]) -> None:
+        """A node has answered when it was told: it is told no more, whatever it made of it."""
+        self._deposed |= {(place, each.vbucket): each.term for each in news}
 
 
 # --- questions ------------------------------------------------------------------------------------

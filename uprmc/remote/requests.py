@@ -27,6 +27,17 @@ _VERDICTS: dict[int, Verdict] = {
 }
 
 
+def _with(*verdicts: Verdict) -> frozenset[int]:
+    return frozenset(status for status, each in _VERDICTS.items() if each in verdicts)
+
+
+#: Statuses that those repeat who must get it to this node: time makes them good.
+IN_TIME = _with(Verdict.AGAIN, Verdict.LATER)
+
+#: Statuses that time or another node makes good.
+REPEATED = _with(Verdict.AGAIN, Verdict.LATER, Verdict.ELSEWHERE)
+
+
 def verdict(status: int) -> Verdict:
     """Return what follows from a status, a `Status` number or one without a name."""
     return _VERDICTS.get(status, Verdict.NEVER)

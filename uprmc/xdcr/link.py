@@ -200,8 +200,7 @@ class Placing:
         if missing and self._asking.at <= now and "place" not in run.slices:
             self._asking.failed(now)
             self._asked_for = missing
-            for target in self._nodes.ready:
-                target.survey()
+            self._nodes.survey()
         run.drop([s for s in run.shipments.values() if s.vbucket.id not in self._active])
 
     def place(self) -> None:

@@ -14,12 +14,12 @@ from uprmc.login.credentials import Credentials
 from uprmc.model import ConflictRule
 from uprmc.places import parsed
 from uprmc.ports import Clock, Dialled, Session
-from uprmc.remote.directory import NODES_MAX, Claim, chosen
+from uprmc.remote.directory import Directory, NodeHoldings, NotTold, OtherBucket, Why
 from uprmc.remote.login import Login, login_in_turns, nonce_of
 from uprmc.remote.retry import Backoff
 from uprmc.xdcr.run import World
 from uprmc.xdcr.spec import LinkSpec
-from uprmc.xdcr.target import Held, Target, TargetOwner
+from uprmc.xdcr.target import Target, TargetOwner
 
 #: A lost node is dialled again after a pause of this length, which doubles.
 _DIAL_MIN_S = 0.1
@@ -34,13 +34,13 @@ _POLICIES = {ConflictRule.REVISION: "seqno", ConflictRule.TIMESTAMP: "lww"}
 class Node:
     """A node of the target."""
 
-    __slots__ = ("backoff", "began_at", "dialled", "dialling", "error", "failed", "place", "target")
+    __slots__ = ("backoff", "began_at", "dialled", "dialling", "error", "place", "target")
 
     def __init__(self, place: str, backoff: Backoff) -> None:
         self.place = place
         self.target: Target | None = None
         self.dialled: Dialled | None = None
-        self.dialling = self.failed = False
+        self.dialling = False
         self.error = ""
         self.began_at = 0.0
         self.backoff = backoff
@@ -77,10 +77,17 @@ class Nodes:
         self._failed = failed
         self._unusable = unusable
         self._settings = world.hub.bucket.settings.xdcr
-        self._by_place = {place: Node(place, self._backoff()) for place in places}
+        self._directory = Directory(places, world.hub.bucket.settings.engine.vbuckets)
+        self._by_place: dict[str, Node] = {}
+        self._meet()
 
     def __len__(self) -> int:
         return len(self._by_place)
+
+    def _meet(self) -> None:
+        """Have all nodes dialled that are known."""
+        for place in self._directory.places:
+            self._by_place.setdefault(place, Node(place, self._backoff()))
 
     def _backoff(self) -> Backoff:
         return Backoff(_DIAL_MIN_S, self._settings.redial_max_s)
@@ -94,13 +101,14 @@ class Nodes:
     @property
     def are_settled(self) -> bool:
         """Whether each node has told what it has, or has failed."""
-        return all(node.failed or node.ready for node in self._by_place.values())
+        return self._directory.settled
 
     @property
     def unreachable(self) -> str:
         """Why there is no connection, if all have failed; empty = there is one, or may be soon."""
         nodes = self._by_place.values()
-        if any(node.ready or not node.failed for node in nodes):
+        silent = self._directory.silent
+        if any(node.ready or node.place not in silent for node in nodes):
             return ""
         return "; ".join(
             f"{node.place}: {node.error or 'the connection was lost'}" for node in nodes
@@ -182,10 +190,14 @@ class Nodes:
         return target
 
     def _give_up(self, node: Node, why: str) -> None:
-        node.dialling, node.failed, node.error = False, True, why
+        node.dialling, node.error = False, why
+        self._silent(node)
         if node.target is None:
             node.backoff.failed(self._clock.monotonic())
         self._failed(node.place, why)
+
+    def _silent(self, node: Node) -> None:
+        self._directory.lost(node.place, NotTold(Why.LOST, f"{node.place}: {node.error}"))
 
     def dial_soon(self) -> None:
         """Forget for how long each node is to be left alone."""
@@ -195,9 +207,10 @@ class Nodes:
     def hang_up(self) -> None:
         """End all connections."""
         for node in self._by_place.values():
+            self._directory.asks_again(node.place)
             target, dialled = node.target, node.dialled
             node.target = node.dialled = None
-            node.dialling = node.failed = False
+            node.dialling = False
             if target is not None:
                 target.hang_up()
             if dialled is not None:
@@ -205,13 +218,19 @@ class Nodes:
 
     # --- what connections tell ------------------------------------------------------------------
 
+    def survey(self) -> None:
+        """Ask all nodes again what they have."""
+        for target in self.ready:
+            self._directory.asks_again(target.place)
+            target.survey()
+
     def unfit(self, target: Target) -> str:
         """Take what a node has told; return why it can be no target, empty = it can.
 
         The nodes of its cluster map are dialled, too.
         """
         node = self._by_place[target.place]
-        node.failed, node.error = False, ""
+        node.error = ""
         bucket = self._world.hub.bucket
         ours = _POLICIES[bucket.account.conflict_rule]
         if target.policy and target.policy != ours:
@@ -219,24 +238,32 @@ class Nodes:
                 f"{target.place} resolves conflicts by {target.policy} and this node by {ours}: "
                 "both ends of a link need the same engine.conflict_resolution"
             )
-        if target.map is None:
-            return ""
-        count = bucket.settings.engine.vbuckets
-        if target.map.vbuckets != count:
-            return (
-                f"{target.place} has {target.map.vbuckets} vBuckets and this node {count}: a "
-                "link needs the same number at both ends"
+        directory = self._directory
+        if target.map is not None:
+            try:
+                directory.take_map(target.place, target.map)
+            except OtherBucket:
+                return (
+                    f"{target.place} has {target.map.vbuckets} vBuckets and this node "
+                    f"{directory.vbuckets}: a link needs the same number at both ends"
+                )
+            self._meet()
+        if target.held is None:  # it does not say which: it may have any
+            has = NodeHoldings(dict.fromkeys(range(directory.vbuckets), (0, 0)))
+        else:
+            has = NodeHoldings(
+                {number: (held.seqno, held.term) for number, held in target.held.items()},
+                logs={number: held.log for number, held in target.held.items() if held.log},
             )
-        for place in target.map.places(target.place):
-            if place not in self._by_place and len(self) < NODES_MAX:
-                self._by_place[place] = Node(place, self._backoff())
+        directory.told(target.place, has)
         return ""
 
     def lost(self, target: Target) -> None:
         """Take note that a connection has ended."""
         node = self._by_place[target.place]
         if node.target is target:
-            node.target, node.dialled, node.failed = None, None, True
+            node.target = node.dialled = None
+            self._silent(node)
             now = self._clock.monotonic()
             if now - node.began_at > _GOOD_S:
                 node.backoff.good()
@@ -248,23 +275,14 @@ class Nodes:
 
     def holder(self, number: int) -> tuple[Target | None, str]:
         """Return the node that has a vBucket, or why there is none to be used."""
-        ready = {target.place: target for target in self.ready}
-        claims = [_claim(target, number) for target in ready.values()]
-        choice = chosen(number, [each for each in claims if each is not None])
-        return ready.get(choice.place), choice.why
+        choice = self._directory.choice(number)
+        return self._by_place[choice.place].ready if choice.place else None, choice.why
 
     def tell_promotions(self) -> None:
         """Tell nodes of the target that another one of them was promoted."""
-        ready = self.ready
-        newest: dict[int, Held] = {}
-        for target in ready if len(ready) > 1 else ():
-            for number, held in (target.held or {}).items():
-                if number not in newest or held.term > newest[number].term:
-                    newest[number] = held
-        for target in ready if newest else ():
-            held_by = target.held or {}
-            late = [n for n, held in held_by.items() if 0 < held.term < newest[n].term]
-            target.tell_terms([(n, newest[n].term, newest[n].log) for n in late])
+        for target in self.ready:
+            if news := self._directory.news(target.place):
+                target.tell_terms(news, partial(self._directory.has_heard, target.place, news))
 
     # --- waking ---------------------------------------------------------------------------------
 
@@ -279,10 +297,3 @@ class Nodes:
         target = self._by_place[place].target
         if len(self) > 1 and target is not None:
             target.wake()
-
-
-def _claim(target: Target, number: int) -> Claim | None:
-    if target.held is None:
-        return Claim(target.place)
-    held = target.held.get(number)
-    return None if held is None else Claim(target.place, held.term, held.log)

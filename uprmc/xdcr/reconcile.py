@@ -41,6 +41,7 @@ from uprmc.remote import features
 from uprmc.remote.conversation import acknowledgement
 from uprmc.remote.login import Login
 from uprmc.remote.ranges import named
+from uprmc.remote.requests import IN_TIME
 from uprmc.remote.retry import Backoff, RetryPolicy
 from uprmc.rollback import ends_of_branches
 from uprmc.xdcr.node_session import NodeSession
@@ -48,7 +49,6 @@ from uprmc.xdcr.nodes import Nodes
 from uprmc.xdcr.reading import PREFIX
 from uprmc.xdcr.run import Run
 from uprmc.xdcr.target import Target
-from uprmc.xdcr.windows import LATER
 
 # --- compared -------------------------------------------------------------------------------------
 # What a reconciliation has found in one vBucket, however often it had to begin with it.
@@ -790,7 +790,7 @@ class Reconciliation:
             return
         if status in _CHANGED:
             self._tally.row.changed += 1
-        elif status in LATER and portion.may_try():
+        elif status in IN_TIME and portion.may_try():
             again = partial(self._delete_again, portion, document)
             self._run.world.later(_PAUSE_S, again)
             return

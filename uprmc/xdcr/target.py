@@ -24,23 +24,19 @@ from uprmc.model import FailoverLog, Origin, VBucketState
 from uprmc.ports import Clock
 from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST
 from uprmc.protocol.header import Frame, ResponseFrame
-from uprmc.protocol.management import (
-    VBUCKET_SEQNOS_EXTRAS,
-    WITH_META_NMETA_EXTRAS,
-    decode_vbucket_seqno_terms,
-    decode_vbucket_seqnos,
-)
+from uprmc.protocol.management import WITH_META_NMETA_EXTRAS
 from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.origins import ORIGIN_META_BYTES, encode_origin
 from uprmc.protocol.upr import decode_term
 from uprmc.remote.cluster_map import ClusterMap, map_of
-from uprmc.remote.directory import telling
+from uprmc.remote.directory import News, seqno_rows, seqnos_request, telling
 from uprmc.remote.history import read_log
 from uprmc.remote.login import Login
+from uprmc.remote.requests import IN_TIME
 from uprmc.xdcr.frames import Meta, read_meta
 from uprmc.xdcr.node_session import Answered, Lost, NodeSession, begun_again
 from uprmc.xdcr.received import Told, told_of
-from uprmc.xdcr.windows import LATER, Item, Window, Windows
+from uprmc.xdcr.windows import Item, Window, Windows
 
 _FEATURES = (
     Feature.JSON,
@@ -167,7 +163,6 @@ class Target(NodeSession):
         self.links: int | None = None
         self._purged: dict[int, int] = {}
         self._untold: set[str] = set()
-        self._told_terms: dict[int, int] = {}
         self.windows = Windows(owner.sender.settled, settings.xdcr)
         self._owner, self._sender = owner, owner.sender
         super().__init__(place, _FEATURES, login, settings, clock, wake)
@@ -252,12 +247,10 @@ class Target(NodeSession):
         lost = partial(done, _LOST)
         self._ask(Opcode.XDCR, answered, key=b"record", value=value, lost=lost)
 
-    def tell_terms(self, rows: Iterable[tuple[int, int, FailoverLog]]) -> None:
-        """Tell the node of promotions elsewhere: vBucket, term and log; each once."""
-        news = [row for row in rows if self._told_terms.get(row[0], 0) < row[1]]
-        self._told_terms |= {number: term for number, term, _ in news}
+    def tell_terms(self, news: Iterable[News], heard: Callable[[], None]) -> None:
+        """Tell the node of promotions elsewhere; `heard` is called when it has answered."""
         for asked in telling(news):
-            self._ask(asked.opcode, lambda _: None, value=asked.value)
+            self._ask(asked.opcode, lambda _: heard(), value=asked.value)
 
     def _surveyed(self, held: dict[int, Held] | None) -> None:
         self.held = held
@@ -283,10 +276,8 @@ class Target(NodeSession):
         """
         if Feature.CHECKPOINTS in self.granted:
             self._ask(Opcode.XDCR, self._purged_told, key=b"purged")
-        extras = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
-        self._ask(
-            Opcode.GET_ALL_VB_SEQNOS, partial(self._seqnos, done, lost), extras=extras, lost=lost
-        )
+        asked = seqnos_request(VBucketState.ACTIVE)
+        self._ask(asked.opcode, partial(self._seqnos, done, lost), extras=asked.extras, lost=lost)
 
     def _purged_told(self, reply: ResponseFrame) -> None:
         self._purged = {}
@@ -302,17 +293,14 @@ class Target(NodeSession):
             self._fail(f"it gives no access: {reply.reason}", final=True)
             lost()
             return
-        if reply.status in LATER:
+        if reply.status in IN_TIME:
             self._fail(f"not ready: {reply.reason}", final=False)
             lost()
             return
         if reply.status:
             done(None)
             return
-        if Feature.TERMS in self.granted:
-            rows: Iterable[tuple[int, int, int]] = decode_vbucket_seqno_terms(reply.value)
-        else:
-            rows = [(*row, 0) for row in decode_vbucket_seqnos(reply.value)]
+        rows = seqno_rows(reply.value, knows_terms=Feature.TERMS in self.granted)
         held = {number: Held(term, seqno) for number, seqno, term in rows if number < VBUCKETS_MAX}
         waiting = set(held)
         if not held:
@@ -433,7 +421,7 @@ class Target(NodeSession):
         item = self.windows.find(frame.opaque)
         if item is None:
             return
-        if frame.status in LATER or self._sender.refused(self, item, frame.status):
+        if frame.status in IN_TIME or self._sender.refused(self, item, frame.status):
             self._again(item)
         else:
             self.windows.refused(item)
@@ -449,7 +437,7 @@ class Target(NodeSession):
         item = self.windows.find(frame.opaque)
         if item is None:
             return
-        if frame.status in LATER:
+        if frame.status in IN_TIME:
             self._again(item, counted=True)  # without a look-up: the target decides
             return
         theirs = None

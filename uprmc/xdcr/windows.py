@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from uprmc.config import XdcrSettings
 from uprmc.protocol.header import encode_request
-from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.opcodes import Opcode
 from uprmc.remote.retry import Backoff
 
 #: Pauses before what was refused for now is sent again.
@@ -26,10 +26,6 @@ PAUSE_MIN_S, PAUSE_MAX_S = 0.01, 1.0
 OPAQUES = 2**32
 
 _DELETE = int(Opcode.DELQ_WITH_META)
-
-#: Refusals that time makes good.
-LATER = frozenset({Status.TEMPORARY_FAILURE, Status.BUSY, Status.OUT_OF_MEMORY, Status.LOCKED})
-
 
 #: A batch, and the place of an item in it.
 Item = tuple["Window", int]
