@@ -16,6 +16,7 @@ still sends the page's name.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable
 from ipaddress import ip_address
 from typing import Any, Protocol, cast
@@ -38,6 +39,9 @@ SPARE_CLIENTS = 16
 
 #: Of a name that is not known, no more is repeated.
 _NAME_MAX_LETTERS = 255
+
+#: A target with the name of a server, and what follows.
+_FULL_URL = re.compile(rb"(?i:https?)://([^/?#]*)(.*)", re.DOTALL)
 
 #: First bytes of requests of the binary protocol and of TLS.
 _NO_HTTP = b"\x80\x81\x16"
@@ -126,10 +130,15 @@ class LimitedRequest(Request):
         """Answer, unless it is not for us or there are too many."""
         channel = cast(LimitedChannel, self.channel)
         site = cast(LimitedSite, channel.site)
+        hosts = self.requestHeaders.getRawHeaders(b"host", [])
+        full = _FULL_URL.match(self.uri)
+        if full:  # what it names goes before the header, RFC 9112, section 3.2.2
+            hosts = [full[1]]
+            self.uri = b"/" + full[2].removeprefix(b"/")
+            self.path = self.uri.partition(b"?")[0]
         if self.path in site.open_paths:
             super().process()
             return
-        hosts = self.requestHeaders.getRawHeaders(b"host", [])
         unknown = site.hosts.refusal(hosts) if site.hosts is not None else ""
         if unknown:
             self._refuse(http.FORBIDDEN, "unknown_host", unknown)

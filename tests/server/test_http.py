@@ -300,6 +300,13 @@ def test_a_web_page_that_lets_its_name_mean_this_node_reads_nothing(web: Web) ->
         assert "'h'" in json.loads(reply.body)["reason"]
     assert web.get("/status.json", method="HEAD").body == b""
     assert web.get("/healthz").code == 200  # probes, which it tells nothing
+    full = "GET {}/status.json HTTP/1.1\nHost: {}\n\n"
+    for server, host, code in (
+        *(("http://localhost:8091", "localhost", 200), ("HTTP://[::1]", "evil.example", 200)),
+        *(("http://evil.example", "localhost", 403), ("https://evil.example:1", "[::1]", 403)),
+        *(("http://localhost@evil.example", "localhost", 403), ("http://", "localhost", 403)),
+    ):
+        assert web.ask(full.format(server, host)).code == code
     assert web.ask("GET /status.json HTTP/1.1\nHost: localhost:8091\n\n").code == 200
     assert web.ask("GET /status.json HTTP/1.0\n\n").code == 200
 
