@@ -248,7 +248,7 @@ class Events:
         bucket.account.set_quota(quota, bucket.settings.memory)
 
     def _purge(self) -> Generator[Any, Any, None]:
-        from uprmc.engine.purge_rule import PurgeRule
+        from uprmc.engine.tombstones import PurgeRule
 
         bucket = self._node.bucket
         left = list(bucket.vbuckets)

@@ -20,7 +20,7 @@ import tracemalloc
 from pathlib import Path
 
 from bench import common
-from uprmc.engine.change_source import Reading
+from uprmc.engine.reading import Reading
 from uprmc.engine.vbucket import VBucket
 
 _VALUE_BYTES = 100

@@ -32,7 +32,7 @@ from bench import common
 from bench.common import BenchError, Report, Spread, column, ratio
 from interop.server_process import start_uprmc
 from uprmc import units
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
 from uprmc.record import FRONT, FRONT_BYTES, RECORD_OVERHEAD_BYTES, key_of
 from uprmc.server import system

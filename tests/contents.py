@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from uprmc.engine import replica
-from uprmc.engine.history import History
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.write_queue import QueueView, WriteQueue
 from uprmc.model import Item, SnapshotRange, VBucketHeader
@@ -13,7 +12,7 @@ from uprmc.record import pack, unpack
 from uprmc.storage.interface import StoreView, VBucketChange
 
 
-def table_of(vbucket: History) -> dict[bytes, Item]:
+def table_of(vbucket: VBucket) -> dict[bytes, Item]:
     """Return a copy of a vBucket's table."""
     return {item.key: item for item in vbucket.table.versions()}
 

@@ -18,7 +18,7 @@ from tests.cli.here import runner
 from uprmc.client import Handler, UprClient, forget
 from uprmc.client.connection import NodeError
 from uprmc.client.errors import MisuseError, NotActive, NotForgotten
-from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.tombstones import Amount
 from uprmc.engine.watermarks.rows import Kind
 from uprmc.server.stats.vbuckets import pinned_by_client
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from uprmc.engine.change_source import Reading, needs_disk
+from uprmc.engine.reading import Reading, needs_disk
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item
 from uprmc.storage.interface import Store

@@ -11,7 +11,7 @@ from typing import Any
 
 from uprmc.config import EngineSettings, FlushSettings, MemorySettings, PurgeSettings, Settings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.flush import Flush
+from uprmc.engine.flusher import Flush
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Warmup
 from uprmc.errors import StoreError

@@ -52,7 +52,7 @@ def disturb(node: Node, what: str) -> None:
         if flush is not None:
             node.bucket.flusher.failed(flush, StoreFull("full"))
     elif what == "lock" and vbucket.find(b"a") is not None and b"a" not in vbucket.locks:
-        item = vbucket.metadata(b"a")
+        item = vbucket.table.find(b"a")
         if item is not None and item.value is not None:
             vbucket.lock(b"a", 10)
     elif what == "eject":

@@ -7,8 +7,8 @@ import pytest
 from tests.contents import table_of
 from tests.engine.readings import judge, open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
-from uprmc.engine.change_source import Reading, needs_disk
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.reading import Reading, needs_disk
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreError
 from uprmc.model import Item, Life, VBucketHeader

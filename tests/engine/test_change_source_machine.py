@@ -24,11 +24,11 @@ from tests.contents import table_of
 from tests.engine.readings import judge, open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import StorageSettings, UprSettings
-from uprmc.engine import change_source, compaction, replica, write_queue
-from uprmc.engine.change_source import Reading
-from uprmc.engine.flush import Flush
-from uprmc.engine.leases import Lease, Leases
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine import purge, replica, write_queue
+from uprmc.engine import reading as reading_module
+from uprmc.engine.flusher import Flush
+from uprmc.engine.reading import Lease, Leases, Reading
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.engine.write_queue import WriteQueue
@@ -82,8 +82,8 @@ class ReadingMachine(RuleBasedStateMachine):
         super().__init__()
         self.patches: list[Any] = [
             patch.object(write_queue, "SEGMENT_BITS", 1),
-            patch.object(change_source, "_PORTION_ITEMS", 2),
-            patch.object(compaction, "_READ_RECORDS", 3),
+            patch.object(reading_module, "_PORTION_ITEMS", 2),
+            patch.object(purge, "_READ_RECORDS", 3),
         ]
         store = self.make_store()
         self.views: list[StoreView] = []
@@ -100,7 +100,7 @@ class ReadingMachine(RuleBasedStateMachine):
         self.queues: dict[int, WriteQueue] = {}
         self.flush: Flush | None = None
         self.committed = False
-        self.look: compaction.Scan | None = None
+        self.look: purge.Scan | None = None
         for number in NUMBERS:
             self.store_many(number, 12)
         self.node.flush()

@@ -10,9 +10,9 @@ import pytest
 
 from tests.contents import decoded, receive_all
 from tests.engine.support import BEGINNING, FaultyStore, Node, settings_of
-from uprmc.engine import compaction
-from uprmc.engine.compaction_run import Scan
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine import purge
+from uprmc.engine.purge import Scan
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.vbucket import Interruption
 from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import NotMyVBucket, StoreError, StoreFull, TemporaryFailure
@@ -302,7 +302,7 @@ def test_a_commit_has_room_for_what_its_memory_allows_and_items_come_after_drops
 
 
 def test_one_look_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "_READ_RECORDS", 4)
+    monkeypatch.setattr(purge, "_READ_RECORDS", 4)
     node = deleted(10, kept=3)
     told = want(node)
     looks = 0
@@ -319,7 +319,7 @@ def test_one_look_reads_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPa
 
 
 def test_no_view_stays_open_between_two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "_READ_RECORDS", 2)
+    monkeypatch.setattr(purge, "_READ_RECORDS", 2)
     node = deleted(5)
     want(node)
     while node.bucket.compactor.waiting:

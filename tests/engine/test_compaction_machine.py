@@ -21,11 +21,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.contents import table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import Node, settings_of
-from uprmc.engine import compaction
-from uprmc.engine.compaction_run import Scan
+from uprmc.engine import purge
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flush import Flush
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.flusher import Flush
+from uprmc.engine.purge import Scan
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import StoreFull
@@ -79,7 +79,7 @@ class CompactionMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.small = patch.object(compaction, "_READ_RECORDS", 2)
+        self.small = patch.object(purge, "_READ_RECORDS", 2)
         self.small.start()
         self.node = Node(settings_of(2, purge={"batch_items": 2}, flush={"batch_items": 64}))
         self.histories: dict[int, History] = {}

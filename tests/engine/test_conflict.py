@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.engine.conflict import incoming_wins
+from uprmc.engine.with_meta import incoming_wins
 from uprmc.model import ConflictRule, FailoverEntry, FailoverLog, Item, Life, Origin
 from uprmc.record import pack, unpack
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.contents import table_of
 from tests.engine.support import CountingEntropy, Node, settings_of
-from uprmc.engine import expiry
-from uprmc.engine.overwrite import overwrite
-from uprmc.engine.timetable import Timetable
+from uprmc.engine import memory
+from uprmc.engine.memory import Timetable
+from uprmc.engine.replica import overwrite
 from uprmc.model import Item, Life, VBucketState
 
 
@@ -197,7 +197,7 @@ def test_a_clock_that_is_set_back_only_delays(node: Node) -> None:
 def test_useless_entries_are_thrown_away_before_they_are_too_many(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expiry, "SPARE_ENTRIES", 50)
+    monkeypatch.setattr(memory, "SPARE_ENTRIES", 50)
     timetable = node.bucket.expirer.timetable
     for number in range(500):
         node.set(b"k", expiry=soon(node, 1_000 + number % 2 * 1_000))
@@ -220,8 +220,8 @@ def test_slots_are_few_whatever_the_times_are() -> None:
 def test_no_document_is_forgotten_or_taken_too_soon_whatever_happens_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(expiry, "SPARE_ENTRIES", 20)
-    monkeypatch.setattr(expiry, "_STEP_ENTRIES", 3)
+    monkeypatch.setattr(memory, "SPARE_ENTRIES", 20)
+    monkeypatch.setattr(memory, "_STEP_ENTRIES", 3)
     for seed in range(20):
         _play(random.Random(seed))
 

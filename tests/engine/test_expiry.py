@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uprmc.engine.expiry import LONG_AGO, RELATIVE_MAX_S, absolute_expiry
+from uprmc.engine.memory import LONG_AGO, RELATIVE_MAX_S, absolute_expiry
 
 NOW = 1_700_000_000.75
 

@@ -44,7 +44,7 @@ def test_a_miss_on_disk_names_what_to_fetch_and_then_the_command_works() -> None
 def test_metadata_is_there_without_fetching() -> None:
     node = with_ejected(b"k")
     before = node.stored()[b"k"]
-    known = node.vbucket.metadata(b"k")
+    known = node.vbucket.table.find(b"k")
     assert known == before.with_value(None)
 
 

@@ -10,8 +10,7 @@ import pytest
 from tests.contents import decoded, got, queued, table_of
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flush import Flush
-from uprmc.engine.flusher import Flusher
+from uprmc.engine.flusher import Flush, Flusher
 from uprmc.engine.write_queue import SEGMENT_BITS
 from uprmc.errors import StoreError, StoreFull, StoreMapFull, TemporaryFailure
 from uprmc.model import SnapshotRange
@@ -147,7 +146,7 @@ def test_a_refused_commit_leaves_everything_queued_and_is_tried_again(error: Sto
     node.bucket.flusher.failed(flush, error)
     assert node.bucket.flusher.queued == 200
     assert [vbucket.persisted_seqno for vbucket in node.bucket.vbuckets.values()] == [0, 0]
-    assert node.vbucket.metadata(b"7") is not None
+    assert node.vbucket.table.find(b"7") is not None
     node.check()
     store.refusal = None
     node.flush()

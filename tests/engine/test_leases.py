@@ -11,8 +11,8 @@ import pytest
 from tests.engine.readings import judge
 from tests.engine.support import Node, settings_of
 from uprmc.config import UprSettings
-from uprmc.engine.leases import Lease, Leases
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.reading import Lease, Leases
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.errors import (
     CommandError,
     InvalidArguments,

@@ -6,7 +6,7 @@ import sys
 
 from tests.contents import table_of
 from tests.engine.support import Node, settings_of
-from uprmc.engine.leftovers import Leftovers
+from uprmc.engine.memory import Leftovers
 from uprmc.model import VBucketState
 from uprmc.record import pack
 

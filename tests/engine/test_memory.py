@@ -8,7 +8,7 @@ import pytest
 
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import MemorySettings
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES, MemoryAccount
+from uprmc.engine.memory import ITEM_OVERHEAD_BYTES, MemoryAccount
 from uprmc.errors import KeyNotFound, OutOfMemory, StoreError, StoreFull, TemporaryFailure
 from uprmc.record import RECORD_OVERHEAD_BYTES, unpack
 

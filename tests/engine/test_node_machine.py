@@ -18,9 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.contents import queued, table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flush import Flush
-from uprmc.engine.numbers import counter_text, parse_counter, shifted
-from uprmc.engine.vbucket import StoreMode
+from uprmc.engine.flusher import Flush
+from uprmc.engine.vbucket import StoreMode, counter_text, parse_counter, shifted
 from uprmc.engine.write_queue import QueueView
 from uprmc.errors import CommandError, NotResident, StoreFull, TemporaryFailure
 from uprmc.model import Item
@@ -93,7 +92,7 @@ class NodeMachine(RuleBasedStateMachine):
     # --- commands -------------------------------------------------------------------------------
 
     def cas(self, key: bytes, which: str) -> int:
-        item = self.node.vbucket.metadata(key)
+        item = self.node.vbucket.table.find(key)
         if which == "none":
             return 0
         return (item.cas if item else 0) + (1 if which == "wrong" else 0) or 4711
@@ -189,7 +188,7 @@ class NodeMachine(RuleBasedStateMachine):
         old = self.history.documents().get(key)
         expiry = int(self.node.clock.now()) + ttl if ttl else 0
         changes = old is not None and old.expiry != expiry
-        before = self.node.vbucket.metadata(key)
+        before = self.node.vbucket.table.find(key)
         item = self.run(
             lambda: self.node.vbucket.touch(key, expiry), allowed=old is not None, changes=changes
         )
@@ -217,7 +216,7 @@ class NodeMachine(RuleBasedStateMachine):
             due = 0 < document.expiry <= self.node.clock.now()
             assert (self.node.vbucket.find(key) is None) == due
             if due:
-                tombstone = self.node.vbucket.metadata(key)
+                tombstone = self.node.vbucket.table.find(key)
                 assert tombstone is not None
                 self.history.accept(key, None, tombstone)
 
@@ -359,7 +358,7 @@ class NodeMachine(RuleBasedStateMachine):
         assert shown.keys() == self.history.documents().keys()
         assert vbucket.item_count == len(shown)
         for key, change in newest.items():
-            item = vbucket.metadata(key)
+            item = vbucket.table.find(key)
             if change.document is None and change.seqno <= vbucket.persisted_seqno:
                 assert item is None, "a persisted deletion stayed"
                 continue

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.engine.support import Node
-from uprmc.engine.numbers import counter_text, parse_counter, shifted
+from uprmc.engine.vbucket import counter_text, parse_counter, shifted
 
 # stored, deltas, stored afterwards
 TABLE = [

@@ -8,8 +8,7 @@ import pytest
 
 from tests.contents import table_of
 from tests.engine.support import BEGINNING, Node, settings_of
-from uprmc.engine.overwrite import begin_anew, flush_all, outrank, overwrite
-from uprmc.engine.replica import apply
+from uprmc.engine.replica import apply, begin_anew, flush_all, outrank, overwrite
 from uprmc.engine.vbucket import Interruption
 from uprmc.engine.with_meta import REV_MAX
 from uprmc.errors import InvalidArguments, Locked, OutOfMemory, TemporaryFailure

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.contents import table_of
 from tests.engine.support import Node, settings_of
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory import ITEM_OVERHEAD_BYTES
 from uprmc.errors import OutOfMemory, TemporaryFailure
 from uprmc.model import VBucketState
 from uprmc.record import COLD, RECORD_OVERHEAD_BYTES, key_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.support import FaultyStore, Node, settings_of
-from uprmc.engine.purge_rule import PurgeRule
-from uprmc.engine.purging import SERVED_NAME, UNREGISTERED_AGE_S
+from uprmc.engine.purge import SERVED_NAME, UNREGISTERED_AGE_S
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.rows import Kind, Report
 from uprmc.errors import StoreFull
 from uprmc.model import VBucketState

@@ -8,9 +8,9 @@ import pytest
 
 from tests.contents import table_of
 from tests.engine.support import Node, settings_of
-from uprmc.engine import gathering
-from uprmc.engine.evictor import Evictor
-from uprmc.engine.flush import Flush
+from uprmc.engine import flusher
+from uprmc.engine.flusher import Flush
+from uprmc.engine.memory import Evictor
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.warmup import POPULATED_MARK
 from uprmc.errors import InvalidArguments, NotMyVBucket, StoreError, StoreFull
@@ -310,7 +310,7 @@ def one_flush(node: Node, *, fails: bool) -> Iterator[None]:
 
 @pytest.fixture
 def a_slice_for_each_vbucket(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "VBUCKET_AS_ITEMS", 1_000)
+    monkeypatch.setattr(flusher, "VBUCKET_AS_ITEMS", 1_000)
 
 
 @pytest.mark.usefixtures("a_slice_for_each_vbucket")

@@ -51,7 +51,7 @@ def test_everything_is_taken_as_the_active_gave_it(node: Node) -> None:
     ]
     for item in written:
         replica.apply(node.vbucket, item, SnapshotRange(1, 10))
-    assert [node.vbucket.metadata(item.key) for item in written] == written
+    assert [node.vbucket.table.find(item.key) for item in written] == written
     node.flush()
     assert list(node.stored().values()) == written
     assert node.header().high_seqno == 10

@@ -10,10 +10,10 @@ from tests.contents import receive_all, table_of
 from tests.engine.readings import open_reading
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.config import UprSettings
-from uprmc.engine.flush import Flush
-from uprmc.engine.leases import Leases
-from uprmc.engine.purge_rule import PurgeRule
-from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target
+from uprmc.engine.flusher import Flush
+from uprmc.engine.reading import Leases
+from uprmc.engine.replica import Rewind, lost_keys, roll_back, target
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import InvalidArguments, NotResident, StoreError, StoreFull, TemporaryFailure
@@ -133,7 +133,7 @@ def test_a_history_that_the_disk_has_not_forgotten_is_not_asked(node: Node) -> N
 def test_what_was_overwritten_comes_back_and_what_never_was_goes(node: Node) -> None:
     told = back(node, 6, version(b"a", 1), version(b"e", 5))
     assert seqnos(node) == {b"a": 1, b"b": 2, b"c": 3, b"d": 4, b"e": 5, b"f": 6}
-    assert node.vbucket.metadata(b"a") == version(b"a", 1)
+    assert node.vbucket.table.find(b"a") == version(b"a", 1)
     assert (node.vbucket.high_seqno, node.vbucket.receiving) == (6, None)
     assert node.vbucket.failover_log == LOG
     assert told == []

@@ -22,9 +22,9 @@ from hypothesis.stateful import (
 from tests.contents import receive_all, table_of
 from tests.engine.readings import judge, open_reading
 from tests.engine.support import Node, settings_of
-from uprmc.engine import replica, rewind
+from uprmc.engine import replica
 from uprmc.engine.failover_log import branched, new_log
-from uprmc.engine.flush import Flush
+from uprmc.engine.flusher import Flush
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreFull
 from uprmc.model import FailoverLog, Item, Life, SnapshotRange, VBucketState
@@ -76,12 +76,12 @@ class Active:
             if not (item.life and item.seqno <= self.purge_seqno)
         }
 
-    def rewind(self, seqno: int, lost: list[bytes]) -> rewind.Rewind:
+    def rewind(self, seqno: int, lost: list[bytes]) -> replica.Rewind:
         """Answer for the lost keys."""
         found = [item for key, item in self.newest().items() if key in lost]
         later = [item.seqno for item in found if item.seqno > seqno]
         versions = [item for item in found if item.seqno <= seqno]
-        return rewind.Rewind(seqno, self.log, versions, max(later, default=0), self.purge_seqno)
+        return replica.Rewind(seqno, self.log, versions, max(later, default=0), self.purge_seqno)
 
 
 class RewindMachine(RuleBasedStateMachine):
@@ -161,12 +161,12 @@ class RewindMachine(RuleBasedStateMachine):
 
     def fall(self, point: int) -> None:
         node, vbucket = self.node, self.vbucket
-        seqno = rewind.target(vbucket, point)
-        lost = rewind.lost_keys(node.bucket, vbucket, seqno, self.limit)
+        seqno = replica.target(vbucket, point)
+        lost = replica.lost_keys(node.bucket, vbucket, seqno, self.limit)
         if lost is None:
             vbucket.reset(node.entropy.uuid48())
             return
-        rewind.roll_back(node.bucket, vbucket, self.active.rewind(seqno, lost), self.told.append)
+        replica.roll_back(node.bucket, vbucket, self.active.rewind(seqno, lost), self.told.append)
         assert vbucket.high_seqno <= seqno
         if vbucket.high_seqno:
             assert vbucket.rewinding
@@ -194,7 +194,7 @@ class RewindMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def eject(self, key: bytes) -> None:
-        item = self.vbucket.metadata(key)
+        item = self.vbucket.table.find(key)
         if item is None or item.value is None or item.life:
             return
         if item.seqno <= self.vbucket.persisted_seqno:
@@ -202,7 +202,7 @@ class RewindMachine(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def fetch(self, key: bytes) -> None:
-        item = self.vbucket.metadata(key)
+        item = self.vbucket.table.find(key)
         if item is not None and item.value is None and not item.life:
             assert self.node.fetch(key)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.support import Node, settings_of
-from uprmc.engine import terms
+from uprmc.engine import failover_log
 from uprmc.engine.replica import take_history
 from uprmc.errors import StoreCorrupt
 from uprmc.model import FailoverEntry, VBucketState
@@ -26,7 +26,7 @@ def promote(node: Node, number: int = 0) -> None:
 
 @pytest.mark.parametrize(("own", "known", "after"), [(0, 0, 1), (3, 3, 4), (3, 9, 10)])
 def test_a_promotion_is_above_all_that_is_known(own: int, known: int, after: int) -> None:
-    assert terms.promoted(own, known) == after
+    assert failover_log.promoted(own, known) == after
 
 
 @pytest.mark.parametrize("state", VBucketState)
@@ -34,14 +34,14 @@ def test_a_promotion_is_above_all_that_is_known(own: int, known: int, after: int
 def test_only_an_active_with_a_lower_term_is_deposed(
     state: VBucketState, own: int, known: int
 ) -> None:
-    assert terms.is_deposed(state, own, known) is (state == ACTIVE and known > own)
+    assert failover_log.is_deposed(state, own, known) is (state == ACTIVE and known > own)
 
 
 def test_a_history_is_shared_by_its_name_alone() -> None:
     log = (FailoverEntry(0xB, 7), FailoverEntry(0xA, 0))
-    assert terms.shares_history(log, [0xC, 0xA])
-    assert not terms.shares_history(log, [0xC, 0])
-    assert not terms.shares_history(log, [])
+    assert failover_log.shares_history(log, [0xC, 0xA])
+    assert not failover_log.shares_history(log, [0xC, 0])
+    assert not failover_log.shares_history(log, [])
 
 
 # --- on disk --------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_a_vbucket_that_was_removed_and_follows_again_begins_with_nothing() -> N
 def test_a_spoilt_record_of_removed_terms_is_one_line() -> None:
     for document in (b"{", b"[1]", b'{"a": 1}', b'{"1": null}'):
         with pytest.raises(StoreCorrupt, match="removed"):
-            terms.decode_removed(document)
+            failover_log.decode_removed(document)
 
 
 # --- replicas -------------------------------------------------------------------------------------

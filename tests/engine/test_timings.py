@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.engine.timings import Histogram, Timings
+from uprmc.engine.stats import Histogram, Timings
 
 
 @given(st.lists(st.integers(0, 2**38), max_size=50))

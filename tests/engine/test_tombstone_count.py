@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.engine.support import Node, settings_of
 from tests.engine.test_purging import purge
-from uprmc.engine.purge_rule import PurgeRule
-from uprmc.engine.tombstone_count import Amount, TombstoneIndex
+from uprmc.engine.tombstones import Amount, PurgeRule, TombstoneIndex
 from uprmc.engine.watermarks.rows import Kind, Report
 from uprmc.model import VBucketState
 from uprmc.record import KIND_AT, LIFE_BITS, seqno_of
@@ -301,7 +300,7 @@ def test_after_each_commit_the_purger_rests_as_long_as_its_rate_says(
 def test_the_purger_is_as_fast_as_its_rate_allows_however_many_looks_it_takes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("uprmc.engine.compaction._READ_RECORDS", 3)
+    monkeypatch.setattr("uprmc.engine.purge._READ_RECORDS", 3)
     node = Node(settings_of(purge={"min_age_s": 0, "rate": 10, "batch_items": 5}))
     for number in range(41):
         node.vbucket.store(b"%04d" % number, b"v", 0, 0)

@@ -47,7 +47,7 @@ def test_an_empty_value_is_a_value(node: Node) -> None:
 def test_a_key_that_is_not_there_is_a_miss(node: Node) -> None:
     assert node.vbucket.get(b"k") is None
     assert node.vbucket.find(b"k") is None
-    assert node.vbucket.metadata(b"k") is None
+    assert node.vbucket.table.find(b"k") is None
 
 
 def test_an_overwrite_counts_the_revision_and_takes_the_next_seqno_and_cas(node: Node) -> None:
@@ -119,7 +119,7 @@ CAS_TABLE: list[tuple[Write, type[CommandError] | None, type[CommandError] | Non
 def _tried(node: Node, write: Write, cas: int, refusal: object) -> None:
     """Run a write: it is accepted and takes one seqno, or refused and takes none (D17)."""
     vbucket = node.vbucket
-    before = (vbucket.high_seqno, vbucket.metadata(b"k"), node.bucket.account.last_cas)
+    before = (vbucket.high_seqno, vbucket.table.find(b"k"), node.bucket.account.last_cas)
     if refusal is None:
         write(vbucket, cas)
         assert vbucket.high_seqno == before[0] + 1
@@ -128,7 +128,11 @@ def _tried(node: Node, write: Write, cas: int, refusal: object) -> None:
         with pytest.raises(refusal) as caught:
             write(vbucket, cas)
         assert caught.type is refusal
-        assert (vbucket.high_seqno, vbucket.metadata(b"k"), node.bucket.account.last_cas) == before
+        assert (
+            vbucket.high_seqno,
+            vbucket.table.find(b"k"),
+            node.bucket.account.last_cas,
+        ) == before
     node.check()
 
 

@@ -14,7 +14,7 @@ from tests.engine.support import (
     settings_of,
 )
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup, WarmupState
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import VBucketState
@@ -69,7 +69,7 @@ def test_tombstones_are_not_loaded() -> None:
     node.vbucket.delete(b"000")
     node.stop()
     after = node.restarted()
-    assert after.vbucket.metadata(b"000") is None
+    assert after.vbucket.table.find(b"000") is None
     assert after.vbucket.table.tombstones == 0
     assert len(after.stored()) == 50
 

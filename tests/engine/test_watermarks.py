@@ -10,7 +10,7 @@ import pytest
 from tests.engine.support import Node, settings_of
 from tests.engine.test_compaction import compact, deleted
 from uprmc.config import PurgeSettings, Settings
-from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.tombstones import Amount
 from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.gathered import GatheredEvents
 from uprmc.engine.watermarks.rows import Kind, Limit, Report, Row, limit_of

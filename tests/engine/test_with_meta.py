@@ -81,7 +81,7 @@ def buried(node: Node, key: bytes = b"k", rev: int = 5) -> Item:
     """Leave a tombstone of this revision on disk, and nowhere else."""
     tombstone = accept(node, deletion(rev, node.set(key).cas + 5, key=key), ANYWAY)
     node.flush()
-    assert node.vbucket.metadata(key) is None
+    assert node.vbucket.table.find(key) is None
     assert node.stored()[key] == tombstone
     return tombstone
 
@@ -149,7 +149,7 @@ def test_the_accounts_are_right_whatever_was_there(before: str, life: Life) -> N
     node.flush()
     node.check()
     assert node.stored()[b"k"] == item
-    assert (node.vbucket.metadata(b"k") is None) == bool(life)
+    assert (node.vbucket.table.find(b"k") is None) == bool(life)
 
 
 def test_an_adopted_version_wakes_whoever_waits_for_a_change(node: Node) -> None:

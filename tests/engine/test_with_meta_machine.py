@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from tests.contents import table_of
 from tests.engine.support import Node, settings_of
 from uprmc.engine.fetcher import Fetch
-from uprmc.engine.flush import Flush
+from uprmc.engine.flusher import Flush
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import KeyExists, NotResident
 from uprmc.model import Item, Life
@@ -92,7 +92,7 @@ class Machine(RuleBasedStateMachine):
     @rule(key=KEYS)
     def the_metadata_is_asked(self, key: bytes) -> None:
         def command() -> None:
-            item = self.node.vbucket.metadata(key)
+            item = self.node.vbucket.table.find(key)
             if item is None:
                 record = self.node.bucket.fetcher.tombstone(self.node.vbucket, key)
                 item = None if record is None else unpack(record)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fuzz.link_harness import run
-from uprmc.engine import replica, rewind
+from uprmc.engine import replica
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import decode_failover_log
 from uprmc.upr.receive import link
@@ -105,9 +105,9 @@ def test_the_net_catches_a_log_without_an_end(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_net_catches_versions_that_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """A rollback that leaves out what was overwritten, so that the replica lacks documents."""
-    roll_back = rewind.roll_back
+    roll_back = replica.roll_back
 
-    def forgetful(bucket: Any, vbucket: Any, given: rewind.Rewind, done: Any) -> None:
+    def forgetful(bucket: Any, vbucket: Any, given: replica.Rewind, done: Any) -> None:
         roll_back(bucket, vbucket, given._replace(versions=given.versions[:-1]), done)
 
     monkeypatch.setattr("uprmc.upr.receive.undo.roll_back", forgetful)

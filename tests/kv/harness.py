@@ -172,7 +172,7 @@ class Rig:
 
     def item(self, key: bytes) -> Item | None:
         """Return what the table holds, without counting as a read."""
-        item = self.bucket.of_key(key).metadata(key)
+        item = self.bucket.of_key(key).table.find(key)
         return None if item is None or item.life else item
 
     def resident(self, key: bytes) -> bool:

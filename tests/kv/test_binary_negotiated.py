@@ -103,7 +103,7 @@ def test_after_hello_changes_tell_their_place_in_the_order(peer: Peer) -> None:
     assert peer.say(frame(APPEND, b"k", b"0")) == answer(APPEND, extras=place(3), cas=cas())
     assert peer.say(store(SETQ, b"k", b"1")) == b""
     (deleted,) = peer.ask(frame(DELETE, b"k"))
-    tombstone = vbucket.metadata(b"k")
+    tombstone = vbucket.table.find(b"k")
     assert tombstone is not None
     assert (deleted.extras, deleted.cas) == (place(5), tombstone.cas)
     assert peer.say(store(ADD, b"k", b"2")) == answer(ADD, extras=place(6), cas=cas())
@@ -128,7 +128,7 @@ def test_after_hello_delete_answers_the_cas_of_the_deletion(
     assert deleted() == 0
     peer.ask(hello(*features))
     cas = deleted()
-    tombstone = rig.bucket.of_key(b"k").metadata(b"k")
+    tombstone = rig.bucket.of_key(b"k").table.find(b"k")
     assert tombstone is not None
     assert cas == tombstone.cas != 0
     assert peer.say(frame(DELETE, b"k", vbucket=number)) == error(DELETE, 1)
@@ -319,7 +319,7 @@ def test_observe_tells_what_is_persisted_and_a_stalled_disk_stalls_nobody(rig: R
     rig.flush()
     assert peer.say(asked) == observed((2, b"k", 1, cas), *missing)
     peer.ask(frame(DELETE, b"k", vbucket=2))
-    tombstone = rig.bucket.vbuckets[2].metadata(b"k")
+    tombstone = rig.bucket.vbuckets[2].table.find(b"k")
     assert tombstone is not None
     assert peer.say(observe((2, b"k"))) == observed((2, b"k", 0x81, tombstone.cas))
     rig.flush()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.kv.binary_peer import Peer, frame, store
 from tests.kv.harness import NOON, Rig, drained_with_waits, talk
-from uprmc.engine.expiry import RELATIVE_MAX_S, STEPS_MAX
+from uprmc.engine.memory import RELATIVE_MAX_S, STEPS_MAX
 from uprmc.model import VBucketState
 
 HOUR, DAY = 3_600, 86_400

@@ -8,8 +8,7 @@ import pytest
 
 from tests.kv.binary_peer import Peer, Reply, answer, error, frame, u64
 from tests.kv.harness import NOON, Rig
-from uprmc.engine.replica import apply
-from uprmc.engine.rewind import take_history
+from uprmc.engine.replica import apply, return_to
 from uprmc.model import CAS_LOCKED, Item, Life, SnapshotRange, VBucketState
 
 GET_VERSION, DELETE, GETL, HELLO, NOOP, SET = 0xE7, 0x04, 0x94, 0x1F, 0x0A, 0x01
@@ -127,7 +126,7 @@ def test_a_lock_hides_nothing(peer: Peer) -> None:
 def test_a_deletion_is_told_wherever_it_is(rig: Rig, peer: Peer, flushed: bool) -> None:
     peer.put(b"k", b"value", flags=7)
     peer.say(frame(DELETE, b"k"))
-    tombstone = rig.bucket.vbuckets[0].metadata(b"k")
+    tombstone = rig.bucket.vbuckets[0].table.find(b"k")
     assert tombstone is not None
     extras = version(2, 2, 7, int(NOON), Life.DELETED)
     expected = answer(GET_VERSION, extras=extras, cas=tombstone.cas)
@@ -135,7 +134,7 @@ def test_a_deletion_is_told_wherever_it_is(rig: Rig, peer: Peer, flushed: bool) 
         assert peer.say(asked()) == expected
         return
     rig.flush()
-    assert rig.bucket.vbuckets[0].metadata(b"k") is None
+    assert rig.bucket.vbuckets[0].table.find(b"k") is None
     assert after_reading(peer, asked()) == (expected, 1)
     assert after_reading(peer, asked(upto=0)) == (expected, 1)
 
@@ -202,7 +201,7 @@ def test_until_a_rollback_is_on_disk_it_has_to_wait(rig: Rig, peer: Peer) -> Non
     rig.bucket.set_state(0, VBucketState.REPLICA)
     rig.flush()
     part = rig.bucket.vbuckets[0]
-    take_history(part, 1, [], frozenset(), part.failover_log, None)
+    return_to(part, 1, [], frozenset(), part.failover_log, None)
     assert said(peer, asked()).status == LATER
     rig.flush()
     assert said(peer, asked(b"j")).status == OK

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kv.harness import Rig, talk
-from uprmc.engine.meta_marks import STALE, WON, MetaMarks
+from uprmc.engine.bucket import STALE, WON, MetaMarks
 from uprmc.model import Item
 
 

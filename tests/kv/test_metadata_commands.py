@@ -135,7 +135,7 @@ def test_a_deletion_that_is_queued_shows_as_deleted_and_the_key_can_be_added_aga
     assert struct.unpack(">QQ", gone.extras)[1] == 2
     shown = said(peer, frame(GET_META, b"k"))
     assert (shown.status, shown.extras) == (OK, meta(1, 7, int(NOON), 2))
-    tombstone = vbucket(rig).metadata(b"k")
+    tombstone = vbucket(rig).table.find(b"k")
     assert tombstone is not None
     assert (tombstone.seqno, tombstone.cas) == (2, shown.cas)
     again = said(peer, store(0x02, b"k", b"again"))
@@ -143,7 +143,7 @@ def test_a_deletion_that_is_queued_shows_as_deleted_and_the_key_can_be_added_aga
     assert struct.unpack(">QQ", again.extras)[1] == 3
     said(peer, frame(DELETE, b"k"))
     rig.flush()
-    assert vbucket(rig).metadata(b"k") is None, "after the flush the entry is gone"
+    assert vbucket(rig).table.find(b"k") is None, "after the flush the entry is gone"
     rig.check()
 
 
@@ -151,7 +151,7 @@ def test_a_deletion_that_is_only_on_disk_is_fetched_while_others_go_on(rig: Rig)
     peer, other = Peer(rig), Peer(rig)
     peer.put(b"k", b"value", flags=7)
     peer.say(frame(DELETE, b"k"))
-    tombstone = vbucket(rig).metadata(b"k")
+    tombstone = vbucket(rig).table.find(b"k")
     assert tombstone is not None
     rig.flush()
     assert peer.say(frame(GET_META, b"k"), frame(NOOP)) == b"", "commands behind it wait"
@@ -162,7 +162,7 @@ def test_a_deletion_that_is_only_on_disk_is_fetched_while_others_go_on(rig: Rig)
         answer(GET_META, extras=meta(1, 7, int(NOON), 2), cas=tombstone.cas) + answer(NOOP)
     )
     assert rig.bucket.stats.bg_meta_fetched == 1
-    assert vbucket(rig).metadata(b"k") is None
+    assert vbucket(rig).table.find(b"k") is None
 
 
 def test_a_miss_that_the_disk_confirms_is_a_miss(rig: Rig) -> None:
@@ -432,7 +432,7 @@ def test_a_new_cas_is_made_on_demand(rig: Rig) -> None:
 def test_a_deletion_may_be_an_expiration(rig: Rig) -> None:
     peer = Peer(rig)
     assert status(peer, with_meta(DEL_META, 3, options=IS_EXPIRATION)) == OK
-    known = vbucket(rig).metadata(b"k")
+    known = vbucket(rig).table.find(b"k")
     assert known is not None
     assert known.life == Life.EXPIRED
 

@@ -29,8 +29,8 @@ from twisted.python.failure import Failure
 from tests.contents import table_of
 from tests.engine.support import FaultyStore, Node, settings_of
 from tests.server.support import TurnClock
-from uprmc.engine.purge_rule import PurgeRule
-from uprmc.engine.view_gate import ViewGate
+from uprmc.engine.reading import ViewGate
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.errors import (
     KeyNotFound,
     StoreCorrupt,

@@ -26,8 +26,8 @@ from tests.sim.world import Timer, World, WorldClock, WorldEntropy
 from uprmc.config import EngineSettings, FlushSettings, KvSettings, MemorySettings, Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.fetcher import Fetch
-from uprmc.engine.flush import Flush
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
+from uprmc.engine.flusher import Flush
+from uprmc.engine.memory import ITEM_OVERHEAD_BYTES
 from uprmc.engine.warmup import Warmup
 from uprmc.errors import StoreError
 from uprmc.kv.services import Services
@@ -52,15 +52,15 @@ _GROW_MAX_S = 0.3
 #: drivers log is looked into.
 SMALL = (
     ("uprmc.engine.write_queue", "SEGMENT_BITS", 2),
-    ("uprmc.engine.gathering", "STEP_ITEMS", 1),
-    ("uprmc.engine.settling", "STEP_ITEMS", 1),
-    ("uprmc.engine.settling", "SETTLE_ITEMS", 1),
-    ("uprmc.engine.flush", "SETTLE_ITEMS", 1),
-    ("uprmc.engine.expiry", "_STEP_ENTRIES", 3),
-    ("uprmc.engine.expiry", "SPARE_ENTRIES", 10),
-    ("uprmc.engine.leftovers", "_STEP_ENTRIES", 3),
+    ("uprmc.engine.flusher", "STEP_ITEMS", 1),
+    ("uprmc.engine.flusher", "STEP_ITEMS", 1),
+    ("uprmc.engine.flusher", "SETTLE_ITEMS", 1),
+    ("uprmc.engine.flusher", "SETTLE_ITEMS", 1),
+    ("uprmc.engine.memory", "_STEP_ENTRIES", 3),
+    ("uprmc.engine.memory", "SPARE_ENTRIES", 10),
+    ("uprmc.engine.memory", "_STEP_ENTRIES", 3),
     ("uprmc.engine.warmup", "_STEP_ITEMS", 3),
-    ("uprmc.engine.compaction", "_READ_RECORDS", 3),
+    ("uprmc.engine.purge", "_READ_RECORDS", 3),
     ("uprmc.server.work.disk", "_flush_log", DRIVER_LOG),
     ("uprmc.server.work.disk", "_fetch_log", DRIVER_LOG),
     ("uprmc.server.work.disk", "_compaction_log", DRIVER_LOG),

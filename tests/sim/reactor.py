@@ -15,7 +15,7 @@ from typing import Any
 from twisted.python.failure import Failure
 
 from tests.sim.world import Timer, World
-from uprmc.engine.flush import Flush
+from uprmc.engine.flusher import Flush
 from uprmc.errors import StoreError
 
 #: Time passes between two turns of a real reactor; without it a delay of 1e-18 s never ends.

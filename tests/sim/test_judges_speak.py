@@ -22,13 +22,9 @@ from tests.sim.linearity import ABSENT
 from tests.sim.noticing import notice
 from tests.sim.run import Run
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.evictor import Evictor
-from uprmc.engine.flush import Flush
-from uprmc.engine.flusher import Flusher
-from uprmc.engine.gathering import Gathering
-from uprmc.engine.memory_account import MemoryAccount
-from uprmc.engine.table import Table
-from uprmc.engine.vbucket import VBucket
+from uprmc.engine.flusher import Flush, Flusher, Gathering
+from uprmc.engine.memory import Evictor, MemoryAccount
+from uprmc.engine.vbucket import Table, VBucket
 from uprmc.engine.write_queue import WriteQueue
 from uprmc.errors import CommandError, StoreError
 from uprmc.kv.conversation import Conversation

@@ -25,14 +25,13 @@ from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
 from uprmc.client.state import BOUNDARY, MemoryState
 from uprmc.engine import bucket as bucket_module
-from uprmc.engine import history as history_module
+from uprmc.engine import failover_log as terms_module
 from uprmc.engine import replica as replica_module
-from uprmc.engine import rewind as rewind_module
-from uprmc.engine import terms as terms_module
+from uprmc.engine import vbucket as vbucket_module
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.gathering import Gathering
-from uprmc.engine.memory_account import MemoryAccount
-from uprmc.engine.purge_limits import PurgeLimits
+from uprmc.engine.flusher import Gathering
+from uprmc.engine.memory import MemoryAccount
+from uprmc.engine.purge import PurgeLimits
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack, seqno_of, unpack
@@ -96,7 +95,7 @@ def _promote_without_a_term(patch: pytest.MonkeyPatch) -> None:
 
 def _promote_above_our_own_only(patch: pytest.MonkeyPatch) -> None:
     """Forget what others were known to have."""
-    patch.setattr(history_module, "promoted", lambda term, known: term + 1)
+    patch.setattr(vbucket_module, "promoted", lambda term, known: term + 1)
 
 
 def _take_a_log_without_its_term(patch: pytest.MonkeyPatch) -> None:
@@ -231,7 +230,7 @@ def _keep_the_old_log(patch: pytest.MonkeyPatch) -> None:
 
 def _forget_a_key(patch: pytest.MonkeyPatch) -> None:
     """Fetch all but one."""
-    lost_keys = rewind_module.lost_keys
+    lost_keys = replica_module.lost_keys
 
     def careless(*arguments: Any) -> list[bytes] | None:
         keys = lost_keys(*arguments)
@@ -241,7 +240,7 @@ def _forget_a_key(patch: pytest.MonkeyPatch) -> None:
 
 
 def _rewound(patch: pytest.MonkeyPatch, change: Callable[[Any, VBucket], Any]) -> None:
-    roll_back = rewind_module.roll_back
+    roll_back = replica_module.roll_back
 
     def careless(bucket: Bucket, vbucket: VBucket, rewind: Any, done: Any) -> None:
         roll_back(bucket, vbucket, change(rewind, vbucket), done)

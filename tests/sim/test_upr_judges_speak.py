@@ -20,10 +20,9 @@ from tests.sim.upr_run import UprRun
 from tests.sim.world import WorldClock
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.change_source import Reading
-from uprmc.engine.compaction import Compactor
 from uprmc.engine.flusher import Flusher
-from uprmc.engine.leases import Leases
+from uprmc.engine.purge import Compactor
+from uprmc.engine.reading import Leases, Reading
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
 from uprmc.record import seqno_of, unpack

@@ -21,7 +21,7 @@ from tests.sim.watermark_judges import WatermarkJudge
 from tests.sim.watermark_plan import WatermarkPlan
 from tests.sim.watermark_run import WatermarkRun
 from tests.sim.world import World
-from uprmc.engine.purge_limits import PurgeLimits
+from uprmc.engine.purge import PurgeLimits
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import rows as rows_module
 from uprmc.engine.watermarks import table as table_module

@@ -31,7 +31,7 @@ from tests.sim.xdcr_node import Drift, XdcrNode
 from tests.sim.xdcr_plan import Plan, Route, random_plan
 from tests.sim.xdcr_truth import Book, Truth, Version
 from uprmc.config import PurgeSettings, Settings, UprSettings, XdcrSettings
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import CommandError, KeyNotFound
 from uprmc.model import VBucketState

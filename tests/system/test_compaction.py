@@ -11,8 +11,8 @@ from interop.server_process import start_uprmc
 from interop.waiting import wait_until
 from interop.wire import DELETE, OK, frame, vbucket_of
 from tests.system.support import Client, node_here, stats
-from uprmc.engine import compaction
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine import purge
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.model import VBucketState
 
 ALL = PurgeRule(every=True)
@@ -50,7 +50,7 @@ def pause(loop, seconds: float) -> None:
 def test_compactions_of_all_vbuckets_end_and_survive_a_restart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "_READ_RECORDS", 70)
+    monkeypatch.setattr(purge, "_READ_RECORDS", 70)
     with node_here(tmp_path, purge__batch_items=100) as (node, loop):
         for number in range(4):
             bury(node, number, 300)
@@ -92,7 +92,7 @@ def test_a_compaction_whose_reading_breaks_is_given_up_and_the_next_one_works(
 def test_a_node_stops_in_the_middle_of_a_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "_READ_RECORDS", 1)
+    monkeypatch.setattr(purge, "_READ_RECORDS", 1)
     with node_here(tmp_path, purge__batch_items=2) as (node, loop):
         bury(node, 0, 200)
         loop.until(lambda: persisted(node))

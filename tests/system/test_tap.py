@@ -15,7 +15,7 @@ from interop.wire import GET, HEADER, SET, STAT, frame, split_replies, store
 from tests.contents import table_of
 from tests.server.support import Client, Loop
 from tests.system.support import node_here
-from uprmc.engine.overwrite import begin_anew
+from uprmc.engine.replica import begin_anew
 from uprmc.model import VBucketState
 from uprmc.server.node import Node
 

@@ -169,7 +169,7 @@ class PushRig:
         }
 
     def item(self, key: bytes, vbucket: int = 0) -> Item | None:
-        found = self.bucket.vbuckets[vbucket].metadata(key)
+        found = self.bucket.vbuckets[vbucket].table.find(key)
         return None if found is None or found.life else found
 
     def check(self) -> None:

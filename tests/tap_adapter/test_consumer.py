@@ -111,7 +111,7 @@ def test_what_pump_tap_pushes_is_stored_with_a_cas_of_ours(rig: PushRig) -> None
 def test_a_deletion_leaves_a_tombstone_of_its_revision(rig: PushRig) -> None:
     take(rig, STORED)
     assert take(rig, DELETED) == (0x42, OK, 45, b"")
-    tombstone = rig.bucket.vbuckets[3].metadata(b"k1")
+    tombstone = rig.bucket.vbuckets[3].table.find(b"k1")
     assert tombstone is not None
     assert (tombstone.life, tombstone.rev, tombstone.seqno) == (Life.DELETED, 8, 2)
     assert tombstone.cas > 0x0102030405060708
@@ -120,7 +120,7 @@ def test_a_deletion_leaves_a_tombstone_of_its_revision(rig: PushRig) -> None:
 
 def test_a_deletion_keeps_its_cas_and_revision_0_counts_as_1(rig: PushRig) -> None:
     rig.push(delete(b"a", rev=0, cas=5))
-    tombstone = rig.vbucket.metadata(b"a")
+    tombstone = rig.vbucket.table.find(b"a")
     assert tombstone is not None
     assert (tombstone.cas, tombstone.rev) == (5, 1)
 
@@ -128,7 +128,7 @@ def test_a_deletion_keeps_its_cas_and_revision_0_counts_as_1(rig: PushRig) -> No
 def test_deleting_what_is_not_there_succeeds(rig: PushRig) -> None:
     assert rig.take(delete(b"a", rev=4, flags=ACK)) == (0x42, OK, 0, b"")
     assert rig.take(delete(b"b", rev=None, flags=ACK)) == (0x42, OK, 0, b"")
-    assert rig.vbucket.metadata(b"b") is None
+    assert rig.vbucket.table.find(b"b") is None
 
 
 def test_an_older_version_overwrites_a_newer_one(rig: PushRig) -> None:
@@ -146,7 +146,7 @@ def test_masters_of_the_1_8_kind_set_and_delete_like_clients(rig: PushRig) -> No
     assert (first.cas, first.rev) == (last + 1, 8)
     assert (second.cas, second.rev) == (last + 2, 1)
     rig.push(delete(b"a", rev=None, cas=66))
-    tombstone = rig.vbucket.metadata(b"a")
+    tombstone = rig.vbucket.table.find(b"a")
     assert tombstone is not None
     assert (tombstone.life, tombstone.cas, tombstone.rev) == (Life.DELETED, last + 3, 9)
 

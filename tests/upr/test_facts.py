@@ -33,7 +33,7 @@ from tests.upr.peer import (
     upr_rig,
     write,
 )
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.model import VBucketHeader
 
 FACTS = 0xD6

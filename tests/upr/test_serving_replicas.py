@@ -49,8 +49,7 @@ from tests.upr.peer import (
     uuid_of,
     write,
 )
-from uprmc.engine.replica import apply
-from uprmc.engine.rewind import Rewind, roll_back
+from uprmc.engine.replica import Rewind, apply, roll_back
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import FailoverEntry, Item, SnapshotRange
 

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from uprmc.engine.view_gate import ViewGate
+from uprmc.engine.reading import ViewGate
 from uprmc.upr.hub import Slots
 
 

@@ -40,7 +40,7 @@ from tests.upr.peer import (
     upr_rig,
 )
 from tests.upr.test_watermarks_on_the_wire import HWT_REPORT, purge, report
-from uprmc.engine.history import History
+from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import rows, table
 from uprmc.model import VBucketState
 from uprmc.upr.produce.missing_deletions import MissingDeletions
@@ -336,7 +336,7 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
         lambda _: lambda *arguments: None,
     ),
     "the revision floor is lost": (
-        History,
+        VBucket,
         "_note_deletion",
         lambda _: lambda history, rev, old: setattr(history, "max_deleted_rev", 1),
     ),

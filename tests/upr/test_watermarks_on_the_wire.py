@@ -37,7 +37,7 @@ from tests.upr.peer import (
     uuid_of,
     write,
 )
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.rows import Limit
 
 HWT_REPORT, HWT_READ = 0xED, 0xEE

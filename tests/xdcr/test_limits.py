@@ -10,7 +10,7 @@ import pytest
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.config import XdcrSettings
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.errors import TemporaryFailure
 from uprmc.xdcr.frames import set_frame
 from uprmc.xdcr.received import Told, with_record

@@ -12,7 +12,7 @@ import pytest
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.engine import with_meta
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import (
     CommandError,

@@ -31,7 +31,7 @@ from tests.sim.node import SMALL
 from tests.sim.xdcr_node import SMALL as SMALL_LINKS
 from tests.sim.xdcr_plan import Plan, routes
 from tests.sim.xdcr_run import XdcrRun
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import KeyNotFound
 from uprmc.xdcr.reading import Reading

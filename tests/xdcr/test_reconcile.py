@@ -9,8 +9,8 @@ import pytest
 
 from tests.system.test_replication import VBUCKETS, delete
 from tests.xdcr.cluster import DataCentres, documents, is_level, write
-from uprmc.engine.purge_rule import PurgeRule
 from uprmc.engine.replica import outrank
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound, TemporaryFailure

@@ -9,7 +9,7 @@ from tests.upr.test_watermarks_on_the_wire import purge
 from tests.xdcr.cluster import DataCentres, documents, write
 from tests.xdcr.test_reconcile import ALL, keys, purge_all, rows
 from tests.xdcr.test_rings import purge as purge_what_may_be
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.model import SnapshotRange
 from uprmc.server.node import Node
 from uprmc.xdcr.reading import Reading, Start

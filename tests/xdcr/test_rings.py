@@ -6,7 +6,7 @@ import pytest
 
 from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, all_equal, documents, write
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.model import Item, Life, Origin
 from uprmc.record import pack

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.xdcr.cluster import DataCentres, documents, write
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.errors import InvalidArguments
 from uprmc.model import VBucketState
 from uprmc.server.node import Node

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from tests.engine.support import Node
-from uprmc.engine.purge_rule import PurgeRule
+from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import KeyExists, KeyNotFound, NotResident
 from uprmc.model import Item, SnapshotRange

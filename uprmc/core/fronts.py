@@ -1,6 +1,6 @@
 """What every set reads and writes of the engine's objects, in the form that runs here.
 
-`vbucket`, `write_queue` and `memory_account` of the engine have subclasses of these. The fields are
+`VBucket`, `WriteQueue` and `MemoryAccount` of the engine have subclasses of these. The fields are
 here because the compiled core changes them without Python's look-ups; everything that is a rule
 stays in the engine.
 """
@@ -124,7 +124,7 @@ class InterpretedAccountFront:
 
 
 class InterpretedVBucketFront:
-    """The numbers of a vBucket; see `engine.history` for the attributes."""
+    """The numbers of a vBucket; see `engine.vbucket` for the attributes."""
 
     __slots__ = ("dirty", "high_seqno", "id", "max_cas", "max_deleted_rev", "queue", "waiting")
 

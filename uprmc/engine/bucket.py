@@ -3,11 +3,15 @@
 Job: know which vBucket a key belongs to and whether clients may use it now; own what the vBuckets
 share (memory account, counters) and the helpers that move data between memory and store.
 
-Neighbours: sessions look vBuckets up here; `server` drives `flusher`, `fetcher`, `evictor` and
-`tick`; `warmup` fills the bucket before clients are admitted.
-
 Note: `active` contains the vBuckets that may serve clients *now*. It is empty until warm-up is
 over, so the hot path needs a single lookup; only a failed lookup asks for the reason (`locate`).
+
+**Marks** are what meta commands put on documents: "stale", and "a client is fetching a new value".
+They are a hint among caches that recompute a document together, not data: in memory only, not
+replicated, gone with the process, and bounded (the oldest mark goes first). If one is lost, two
+clients may recompute a document, or a client may take a stale value for fresh. A mark belongs to
+one version: it is stored with the version's CAS, so a document that is written again, flushed, or
+deleted and created again has none, without any change of the table.
 """
 
 from __future__ import annotations
@@ -17,38 +21,83 @@ from typing import Protocol
 
 from uprmc.config import Settings
 from uprmc.core.numbered import Numbered
-from uprmc.engine import terms
+from uprmc.engine import failover_log
 from uprmc.engine.cas_clock import beyond, step
-from uprmc.engine.compaction import Compactor
-from uprmc.engine.evictor import Evictor
-from uprmc.engine.expiry import RELATIVE_MAX_S, STEPS_MAX, Expirer, SteadyClock
 from uprmc.engine.failover_log import branched, last_complete_seqno
 from uprmc.engine.fetcher import Fetcher
-from uprmc.engine.flush import Waiter
-from uprmc.engine.flusher import Flusher
+from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.healing import Healer
-from uprmc.engine.memory_account import MemoryAccount
-from uprmc.engine.meta_marks import MetaMarks
-from uprmc.engine.purge_limits import PurgeLimits
-from uprmc.engine.purge_rule import Compacted, PurgeRule, shown
-from uprmc.engine.purging import PurgePolicy, Purger
-from uprmc.engine.stats import Stats
-from uprmc.engine.timings import Timings
+from uprmc.engine.memory import (
+    RELATIVE_MAX_S,
+    STEPS_MAX,
+    Evictor,
+    Expirer,
+    MemoryAccount,
+    SteadyClock,
+)
+from uprmc.engine.purge import Compactor, PurgeLimits, PurgePolicy, Purger
+from uprmc.engine.reading import ViewGate
+from uprmc.engine.stats import Stats, Timings
+from uprmc.engine.tombstones import Compacted, PurgeRule, shown
 from uprmc.engine.vbucket import Interruption, VBucket
-from uprmc.engine.view_gate import ViewGate
 from uprmc.engine.watermarks.pinning import Pinning
 from uprmc.engine.watermarks.registry import Watermarks
 from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
-from uprmc.model import (
-    ConflictRule,
-    VBucketHeader,
-    VBucketState,
-    conflict_rule,
-    vbucket_of,
-)
+from uprmc.model import ConflictRule, Item, VBucketHeader, VBucketState, conflict_rule, vbucket_of
 from uprmc.ports import Clock, Entropy
 from uprmc.storage.interface import Store
+
+# --- marks of meta commands ---------------------------------------------------------------------
+
+
+#: The document was invalidated; its value may be served but should be replaced.
+STALE = 1
+
+#: One client shall recompute the document; the others shall wait.
+WON = 2
+
+
+class MetaMarks:
+    """Key -> marks of its present version.
+
+    Args:
+        limit: most marks kept.
+    """
+
+    __slots__ = ("_limit", "_marks")
+
+    def __init__(self, limit: int = 65_536) -> None:
+        self._limit = limit
+        self._marks: dict[bytes, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        return len(self._marks)
+
+    def of(self, item: Item) -> int:
+        """Return the marks of this version, `STALE` and `WON` added up, usually 0."""
+        cas, marks = self._marks.get(item.key, (0, 0))
+        if cas == item.cas:
+            return marks
+        if cas:
+            del self._marks[item.key]
+        return 0
+
+    def put(self, item: Item, marks: int) -> None:
+        """Give this version exactly these marks."""
+        self._marks.pop(item.key, None)
+        if not marks:
+            return
+        if len(self._marks) >= self._limit:
+            del self._marks[next(iter(self._marks))]
+        self._marks[item.key] = (item.cas, marks)
+
+    def clear(self) -> None:
+        """Forget every mark; worth doing at a flush, for the memory."""
+        self._marks.clear()
+
+
+# --- the bucket ---------------------------------------------------------------------------------
 
 
 class ViewHolder(Protocol):
@@ -77,7 +126,7 @@ class Bucket:
         gate: shut while the store has to grow.
         flushes: number of times that all vBuckets were emptied at once.
         numbered: number -> uuid of the history in which a vBucket gets its seqnos from this node
-            although it is not active, until its state is set; see `overwrite`.
+            although it is not active, until its state is set; see `replica`.
         removed_terms: number -> highest known term of a removed vBucket; a new vBucket with that
             number begins above it.
         timings: durations, reported by callers that have a clock.
@@ -266,7 +315,7 @@ class Bucket:
             return
         vbucket.known_term = term
         vbucket.change_header()
-        if terms.is_deposed(vbucket.state, vbucket.term, term):
+        if failover_log.is_deposed(vbucket.state, vbucket.term, term):
             self.stats.vbuckets_deposed += 1
             self.set_state(vbucket.id, VBucketState.DEAD)
             self.on_deposed(vbucket)
@@ -300,13 +349,13 @@ class Bucket:
         vbucket.interrupt(Interruption.STATE_CHANGED)
         vbucket.reset(self.entropy.uuid48())
         self.removed_terms[number] = vbucket.known_term
-        document = terms.encode_removed(self.removed_terms)
-        self.flusher.write_local(terms.REMOVED_NAME, document, lambda _: None)
+        document = failover_log.encode_removed(self.removed_terms)
+        self.flusher.write_local(failover_log.REMOVED_NAME, document, lambda _: None)
         self.watermarks.forget(number)
         self.flusher.remove(vbucket, done)
 
     def compact(self, number: int, rule: PurgeRule, done: Waiter) -> None:
-        """Purge the tombstones of a vBucket that match `rule`; see `compaction`.
+        """Purge the tombstones of a vBucket that match `rule`; see `purge`.
 
         `done` is called later: with ``True`` when the result is on disk, ``False`` if it was
         cancelled.
@@ -410,7 +459,7 @@ class Bucket:
         self.healer.tick(self.clock.monotonic())
 
     def _clock_was_set(self, step: int, now: int) -> None:
-        """Let lifetimes that were given by the earlier time go on; see `expiry`."""
+        """Let lifetimes that were given by the earlier time go on; see `memory`."""
         latest = now - step + RELATIVE_MAX_S
         for vbucket in self.active.values():
             vbucket.steps = [*vbucket.steps, (vbucket.high_seqno, step, latest)][-STEPS_MAX:]

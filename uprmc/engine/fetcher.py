@@ -21,9 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from uprmc.engine.reading import ViewGate
 from uprmc.engine.stats import Stats
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.view_gate import ViewGate
 from uprmc.errors import NotResident, StoreError, TemporaryFailure
 from uprmc.model import FailoverLog
 from uprmc.record import ABSENT, KIND_AT, LIFE_BITS, seqno_of

@@ -6,10 +6,26 @@ documents that were not written again in the meantime. Only one flush is under w
 driver calls the three in order, or `begin`, `commit`, `failed`. With many changes `begin` and
 `finish` take a while, so there are also versions of them in short steps.
 
-`gathering` chooses what a batch consists of, and `settling` does the work of `finish`. `flush_pace`
-says when a flush is due; `queue_cursors` knows the queues that take several commits.
-
 While the flusher is paused the driver begins no flush, but an orderly stop still drains it.
+
+**Gathering**: first come the vBuckets whose headers have changed, because `Flusher.begin_in_slices`
+promises that these headers are in the batch. A vBucket with a short queue is taken at once; a
+longer queue is taken from a view, in steps, and its rest is left for the next flush. Such a queue
+is written from *one* view in several commits. Until the last of them the stored snapshot range says
+"incomplete". After a crash in between, the items are kept, but history branches at the last
+complete state. For the same reason, the part of a snapshot that a replica has received is stored
+with that snapshot's range.
+
+**Pace**: the flusher rests for a multiple of the time that it worked. A fast commit is repeated
+soon; a slow one waits for more changes, because a document in a batch of 30,000 costs half of one
+in a batch of 10,000 and a tenth of one in a batch of 100. While replicas are being filled many
+batches may gather: their source has everything, and writing would take time from receiving.
+
+**Disposal**: a commit also removes complete vBuckets and single tombstones, and replaces damaged
+records. A removal is in one commit with the header that reports it: a purge seqno is on disk no
+later than the loss that it describes. A vBucket that is created with the number of a removed one
+needs nothing: it begins with a reset, which deletes the old records in the same commit that writes
+the new header.
 
 Source: seed 000 "How items in the partition write queue flow to couchstore"; rows D21 to D23.
 """
@@ -17,23 +33,511 @@ Source: seed 000 "How items in the partition write queue flow to couchstore"; ro
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Self
 
 from uprmc.config import FlushSettings
+from uprmc.core.fronts import queued_in
 from uprmc.engine.commit_room import CommitRoom
-from uprmc.engine.disposal import Disposals, Record
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flush import Flush, LocalDocument, Waiter
-from uprmc.engine.flush_pace import FlushPace
-from uprmc.engine.gathering import Gathering
-from uprmc.engine.memory_account import MemoryAccount
-from uprmc.engine.queue_cursors import QueueCursors
-from uprmc.engine.settling import settle
+from uprmc.engine.memory import MemoryAccount
 from uprmc.engine.stats import Stats
-from uprmc.engine.tombstone_count import Tombstones
-from uprmc.engine.vbucket import VBucket
+from uprmc.engine.tombstones import Record, Tombstones
+from uprmc.engine.vbucket import Table, VBucket
+from uprmc.engine.write_queue import QueueView, WriteQueue
 from uprmc.errors import StoreError
+from uprmc.model import SnapshotRange, VBucketHeader
+from uprmc.record import seqno_of
 from uprmc.storage.interface import Batch, Store, VBucketChange
+
+# --- one flush ----------------------------------------------------------------------------------
+
+
+Waiter = Callable[[bool], None]
+
+#: A local document, ``None`` to delete it, or what makes it when its commit begins.
+LocalDocument = bytes | None | Callable[[], bytes | None]
+
+#: Most items taken from a queue before the room is checked again and others may run.
+STEP_ITEMS = 64
+
+#: A vBucket counts for this many items beside its own when steps are measured.
+VBUCKET_AS_ITEMS = 8
+
+#: Most items of one vBucket that are marked persisted, or freed, before others may run.
+SETTLE_ITEMS = 256
+
+
+class Begun(NamedTuple):
+    """A vBucket whose header is in the flush, even if the vBucket changes in the meantime.
+
+    Attributes:
+        table: the table of its history when the flush was begun.
+        header: what is stored if that history ends before its items are taken.
+        reset: whether the store must delete what precedes that history.
+    """
+
+    vbucket: VBucket
+    table: Table
+    header: VBucketHeader
+    reset: bool
+
+    @classmethod
+    def of(cls, vbucket: VBucket) -> Self:
+        """Return a vBucket as it is now."""
+        header = vbucket.header(vbucket.persisted_seqno, vbucket.persisted_snapshot)
+        return cls(vbucket, vbucket.table, header, vbucket.reset_pending)
+
+
+@dataclass(slots=True)
+class Part:
+    """One vBucket's share of a flush.
+
+    Attributes:
+        table: the table of the history that it belongs to.
+        queue: where the records come from; ``None`` = only the header of an ended history.
+        cursor: the view that they come from; ``None`` = all that was in the queue.
+    """
+
+    vbucket: VBucket
+    table: Table
+    queue: WriteQueue | None
+    cursor: Cursor | None
+    records: list[bytes]
+    upto: int
+    snapshot: SnapshotRange
+    reset: bool
+    header: bool
+
+
+@dataclass(slots=True)
+class Flush:
+    """One flush under way: what to commit, and what to do afterwards."""
+
+    waiters: deque[Waiter]
+    removed: list[int] = field(default_factory=list)
+    local: dict[bytes, LocalDocument] = field(default_factory=dict)
+    parts: list[Part] = field(default_factory=list)
+    changes: list[VBucketChange] = field(default_factory=list)
+    batch: Batch = field(default_factory=Batch)
+
+    @property
+    def item_count(self) -> int:
+        """Number of items in the batch."""
+        return sum(len(part.records) for part in self.parts)
+
+    def tell(self, ok: bool) -> None:
+        """Report the result to the waiters, each once. If one raises, call again for the others."""
+        while self.waiters:
+            self.waiters.popleft()(ok)
+
+    def let_go(self) -> Iterator[None]:
+        """Free what was written in steps: of tombstones and old versions it has the last."""
+        for part in self.parts:
+            while part.records:
+                del part.records[-SETTLE_ITEMS:]
+                yield
+
+
+# --- queues that take several commits -----------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far one view of one queue has been written.
+
+    Attributes:
+        start: the persisted seqno when the view was opened.
+        whole: the end of the last complete snapshot that was persisted then.
+        snapshot: the range to which the view's newest items belong.
+        position: the seqno up to which the view has been written.
+    """
+
+    queue: WriteQueue
+    view: QueueView
+    start: int
+    whole: int
+    snapshot: SnapshotRange
+    position: int
+
+    def snapshot_at(self, seqno: int) -> SnapshotRange:
+        """Return the range to store in a commit that ends at `seqno`."""
+        if seqno < self.view.high_seqno:
+            return SnapshotRange(self.whole, self.snapshot.end)
+        return self.snapshot
+
+
+class QueueCursors:
+    """The cursor of each vBucket whose queue is being written in several commits."""
+
+    def __init__(self) -> None:
+        self._cursors: dict[int, Cursor] = {}
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._cursors
+
+    def has(self, cursor: Cursor, vbucket: VBucket) -> bool:
+        """Tell whether `cursor` is that of this vBucket, and not of its former history."""
+        return self._cursors.get(vbucket.id) is cursor
+
+    def of(self, vbucket: VBucket) -> Cursor | None:
+        """Return the cursor of a vBucket's present queue."""
+        cursor = self._cursors.get(vbucket.id)
+        return cursor if cursor is not None and cursor.queue is vbucket.queue else None
+
+    def open(self, vbucket: VBucket) -> Cursor:
+        """Return the cursor of a vBucket's present queue; a new one if it has none."""
+        cursor = self.of(vbucket)
+        if cursor is None:
+            self.close(vbucket.id)
+            start = vbucket.persisted_seqno
+            whole = last_complete_seqno(start, vbucket.persisted_snapshot)
+            view = vbucket.queue.open_view()
+            cursor = Cursor(vbucket.queue, view, start, whole, vbucket.snapshot, start)
+            self._cursors[vbucket.id] = cursor
+        return cursor
+
+    def close(self, number: int) -> None:
+        """End a vBucket's cursor if it has one."""
+        cursor = self._cursors.pop(number, None)
+        if cursor is not None:
+            cursor.view.close()
+
+
+# --- what a commit removes and heals ------------------------------------------------------------
+
+
+class Disposals:
+    """Collects what the next commit removes, until the flusher takes it."""
+
+    def __init__(self, vbuckets: Mapping[int, VBucket]) -> None:
+        self._vbuckets = vbuckets
+        self._removed: set[int] = set()
+        self._drops: dict[int, Sequence[Record]] = {}
+        self._heals: dict[VBucket, list[bytes]] = {}
+
+    @property
+    def pending(self) -> bool:
+        """Whether a vBucket is to be removed. Callers that drop tombstones mark it dirty."""
+        return bool(self._removed)
+
+    def is_gone(self, vbucket: VBucket) -> bool:
+        """Tell whether a vBucket was removed, even if another one has its number now."""
+        return self._vbuckets.get(vbucket.id) is not vbucket
+
+    def remove(self, numbers: Iterable[int]) -> None:
+        """Schedule vBuckets for removal, or again after a failure."""
+        self._removed.update(numbers)
+
+    def take_removed(self) -> list[int]:
+        """Return the vBuckets to remove now, except those that were created again."""
+        removed, self._removed = self._removed, set()
+        return sorted(removed - self._vbuckets.keys())
+
+    def drop(self, vbucket: VBucket, records: Sequence[Record]) -> None:
+        """Schedule tombstones of a vBucket to be dropped."""
+        self._drops[vbucket.id] = records
+
+    def forget_drops(self, vbucket: VBucket) -> None:
+        """Cancel the drops of this vBucket that are not already under way."""
+        self._drops.pop(vbucket.id, None)
+
+    def take_drops(self, vbucket: VBucket) -> Sequence[Record]:
+        """Return the tombstones to drop now."""
+        return self._drops.pop(vbucket.id, ())
+
+    def heal(self, vbucket: VBucket, record: bytes) -> None:
+        """Schedule a version to take the place of its damaged record."""
+        self._heals.setdefault(vbucket, []).append(record)
+
+    def take_heals(self, vbucket: VBucket) -> Sequence[bytes]:
+        """Return the versions to heal now."""
+        return self._heals.pop(vbucket, ())
+
+
+# --- when a flush is due ------------------------------------------------------------------------
+
+
+#: Shortest time between two questions whether a flush is due.
+_LEAST_LOOK_S = 0.001
+
+#: This many batches may gather while replicas are far behind their source.
+_FILLING_BATCHES = 32
+
+
+class FlushPace:
+    """Says how long the flusher may rest.
+
+    Attributes:
+        filling: connections that fill replicas which are far behind.
+        batch_items: how many items the last commit had room for.
+    """
+
+    def __init__(self, settings: FlushSettings) -> None:
+        self._settings = settings
+        self._hurried = False
+        self.filling = 0
+        self.batch_items = settings.batch_items
+
+    def configure(self, settings: FlushSettings) -> None:
+        """Use other settings from now on."""
+        self._settings = settings
+
+    def hurry(self) -> None:
+        """End the rest, because a client has asked whether a change is on disk."""
+        self._hurried = True
+
+    def begun(self) -> None:
+        """Rest again after the flush that begins now."""
+        self._hurried = False
+
+    def delay(self, account: MemoryAccount, age_s: float, last_flush_s: float) -> float:
+        """Return the seconds after which to ask again whether a flush is due; 0 = it is due now.
+
+        It is due at once when a batch is full or memory is short. `hurry` cuts the rest short.
+        """
+        settings = self._settings
+        batch_items = self.batch_items * (_FILLING_BATCHES if self.filling else 1)
+        if queued_in(account.dirty) >= batch_items or account.used > account.high_mark:
+            return 0.0
+        rest = 0.0 if self._hurried else settings.rest_factor * last_flush_s
+        wait = min(max(rest, settings.min_delay_s), settings.max_delay_s)
+        return min(max(wait - age_s, 0.0), max(settings.min_delay_s, _LEAST_LOOK_S))
+
+
+# --- gathering: what a commit writes ------------------------------------------------------------
+
+
+class Gathering:
+    """Fills one flush with parts and changes.
+
+    Args:
+        flush: what is filled.
+        room: how much more it may take.
+        vbuckets: those of the bucket now.
+        cursors: opened where a queue is too long for one commit.
+        disposals: tombstones to drop.
+        next_time: dirty vBuckets that the next flush must look at are added to this list.
+    """
+
+    def __init__(
+        self,
+        flush: Flush,
+        room: CommitRoom,
+        vbuckets: Mapping[int, VBucket],
+        cursors: QueueCursors,
+        disposals: Disposals,
+        next_time: list[VBucket],
+    ) -> None:
+        self._flush = flush
+        self._room = room
+        self._vbuckets = vbuckets
+        self._cursors = cursors
+        self._disposals = disposals
+        self._next_time = next_time
+
+    def take(self, dirty: list[VBucket]) -> Generator[None, None, bool]:
+        """Take what fits, yielding after each short step; tell whether every vBucket is reset."""
+        dirty = [each for each in dirty if not self._disposals.is_gone(each)]
+        begun = [Begun.of(each) for each in dirty if each.header_dirty or each.reset_pending]
+        later = [each for each in dirty if not (each.header_dirty or each.reset_pending)]
+        resets = sum(each.reset for each in begun)
+        reset_all = 0 < resets == len(self._vbuckets)
+        for each in sorted(begun, key=lambda each: not each.vbucket.rewinding):
+            yield from self._take_begun(each)
+            if not each.vbucket.rewinding:  # what was rolled back is taken before the first step
+                yield
+        since_yield = 0
+        for vbucket in later:
+            if not self._room.left:
+                self._leave(vbucket)
+            elif self._is_short(vbucket):
+                since_yield += self._take_all(vbucket)
+            elif not (yield from self._take_portion(vbucket, reset=False)):
+                self._leave(vbucket)
+            since_yield += VBUCKET_AS_ITEMS
+            if since_yield >= STEP_ITEMS:
+                since_yield = 0
+                yield
+        return reset_all
+
+    def _leave(self, vbucket: VBucket) -> None:
+        """Leave a dirty vBucket for the next flush."""
+        if not self._disposals.is_gone(vbucket):
+            self._next_time.append(vbucket)
+
+    def _take_begun(self, begun: Begun) -> Generator[None, None, None]:
+        """Add a vBucket's share, or only the header if its history has ended."""
+        vbucket, table, header, reset = begun
+        if vbucket.table is table and (yield from self._take_portion(vbucket, reset=reset)):
+            return
+        self._flush.parts.append(
+            Part(vbucket, table, None, None, [], header.high_seqno, header.snapshot, reset, True)
+        )
+        self._flush.changes.append(VBucketChange(vbucket.id, header, [], reset))
+        self._leave(vbucket)
+
+    def _is_short(self, vbucket: VBucket) -> bool:
+        """Tell whether a vBucket without anything special has so little that it is taken at once.
+
+        That needs no view: all of it is in one commit, and if that fails nothing of it is on disk.
+        """
+        return (
+            vbucket.queue.live <= STEP_ITEMS
+            and vbucket.id not in self._cursors
+            and not (vbucket.rewinding or vbucket.reset_pending or self._disposals.is_gone(vbucket))
+        )
+
+    def _take_all(self, vbucket: VBucket) -> int:
+        """Add everything that a vBucket has; return how many records that is."""
+        drop = self._take_drops(vbucket)
+        records = vbucket.queue.since(vbucket.queue.persisted)
+        self._room.use(records)
+        upto = seqno_of(records[-1]) if records else vbucket.persisted_seqno
+        self._add(vbucket, None, records, upto, vbucket.snapshot, drop)
+        return len(records)
+
+    def _take_portion(self, vbucket: VBucket, *, reset: bool) -> Generator[None, None, bool]:
+        """Add as much of a vBucket as fits; ``False`` if its history has changed meanwhile.
+
+        All of a rollback is in one commit, however long it is; its newest item may be on disk
+        already.
+        """
+        if self._disposals.is_gone(vbucket) or vbucket.reset_pending != reset:
+            return False
+        cursor = self._cursors.open(vbucket)
+        drop = self._take_drops(vbucket)
+        above, forget = vbucket.forgetting or (None, frozenset())
+        if above is None:
+            records = yield from self._read(cursor, vbucket)
+            if records is None:
+                return False
+            upto = seqno_of(records[-1]) if records else cursor.position
+        else:
+            records = list(cursor.view.records())
+            self._room.use(records)
+            upto = cursor.view.high_seqno
+        snapshot = cursor.snapshot_at(upto)
+        self._add(vbucket, cursor, records, upto, snapshot, drop, above, sorted(forget))
+        return True
+
+    def _take_drops(self, vbucket: VBucket) -> Sequence[Record]:
+        drop = self._disposals.take_drops(vbucket)
+        self._room.use_drops(len(drop))
+        return drop
+
+    def _read(self, cursor: Cursor, vbucket: VBucket) -> Generator[None, None, list[bytes] | None]:
+        """Return the next records of a view, as many as there is room for.
+
+        ``None`` if the vBucket began another history or was removed in the meantime.
+        """
+        records: list[bytes] = []
+        room, view, upto = self._room, cursor.view, cursor.position
+        while room.left and upto < view.high_seqno:
+            if records:
+                yield
+                if self._cursors.of(vbucket) is not cursor:
+                    return None
+            found = view.take(min(room.items, STEP_ITEMS), upto)
+            if not found:
+                break
+            room.use(found)
+            records += found
+            upto = seqno_of(found[-1])
+        return records
+
+    def _add(
+        self,
+        vbucket: VBucket,
+        cursor: Cursor | None,
+        records: list[bytes],
+        upto: int,
+        snapshot: SnapshotRange,
+        drop: Sequence[Record],
+        above: int | None = None,
+        forget: Sequence[bytes] = (),
+    ) -> None:
+        """Add a part to the flush, and what it does to the store; the vBucket is clean now."""
+        table, queue = vbucket.table, vbucket.queue
+        reset, header_dirty = vbucket.reset_pending, vbucket.header_dirty
+        self._flush.parts.append(
+            Part(vbucket, table, queue, cursor, records, upto, snapshot, reset, header_dirty)
+        )
+        header = vbucket.header(upto, snapshot)
+        self._flush.changes.append(
+            VBucketChange(
+                vbucket.id,
+                header,
+                records,
+                reset,
+                drop,
+                above,
+                forget,
+                self._disposals.take_heals(vbucket),
+            )
+        )
+        vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
+
+
+# --- settling: what a commit has written --------------------------------------------------------
+
+
+def settle(flush: Flush, cursors: QueueCursors, disposals: Disposals) -> Iterator[None]:
+    """Tell the vBuckets of a flush that is on disk, yielding after each short step."""
+    since_yield = 0
+    for part in flush.parts:
+        if part.cursor is not None:
+            yield from _settle_portion(part, part.cursor, cursors)
+        elif not disposals.is_gone(part.vbucket):
+            _persisted(part, part.records)
+        since_yield += len(part.records) + VBUCKET_AS_ITEMS
+        if since_yield >= STEP_ITEMS:
+            since_yield = 0
+            yield
+
+
+def _settle_portion(part: Part, cursor: Cursor, cursors: QueueCursors) -> Iterator[None]:
+    """Tell a vBucket which part of a view is on disk, a little at a time if that is much.
+
+    The cursor stays until the last step: until then the vBucket's durable seqno has not risen.
+    """
+    vbucket = part.vbucket
+    if not cursors.has(cursor, vbucket):
+        return
+    cursor.position = part.upto
+    complete = part.upto >= cursor.view.high_seqno
+    if complete:
+        cursor.view.close()
+    else:
+        cursor.view.pass_by(part.upto)
+    settled = 0
+    if not vbucket.rewinding:
+        between = SnapshotRange(cursor.whole, cursor.snapshot.end)
+        while len(part.records) - settled > SETTLE_ITEMS and part.queue is vbucket.queue:
+            few = part.records[settled : settled + SETTLE_ITEMS]
+            settled += len(few)
+            vbucket.persisted(few, seqno_of(few[-1]), between)
+            yield
+    if complete and cursors.has(cursor, vbucket):
+        cursors.close(vbucket.id)
+    _persisted(part, part.records[settled:])
+
+
+def _persisted(part: Part, records: list[bytes]) -> None:
+    """Tell a vBucket what is on disk now, unless that belongs to a former history."""
+    vbucket = part.vbucket
+    if part.queue is not vbucket.queue or part.table is not vbucket.table:
+        return
+    vbucket.persisted(records, part.upto, part.snapshot)
+    if vbucket.queue.live:  # beyond this batch, or accepted since it was begun
+        vbucket.mark_dirty()
+    elif part.snapshot != vbucket.snapshot:  # a branch has completed it in the meantime
+        vbucket.change_header()
+
+
+# --- the flusher --------------------------------------------------------------------------------
+
 
 #: Of a batch, one key in this many may have come while the batch was taken.
 _LATER_KEYS = 16
@@ -77,7 +581,7 @@ class Flusher:
     def delay(self, age_s: float, last_flush_s: float) -> float:
         """Return the seconds after which to ask again whether a flush is due; 0 = it is due now.
 
-        It is due at once when something waits; otherwise, `flush_pace` decides.
+        It is due at once when something waits; otherwise, the pace decides.
 
         Args:
             age_s: how long something has been dirty.

@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from enum import Enum
 from typing import NamedTuple
 
-from uprmc.engine import terms
+from uprmc.engine import failover_log
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
-from uprmc.engine.purging import SERVED_NAME
+from uprmc.engine.memory import ITEM_OVERHEAD_BYTES
+from uprmc.engine.purge import SERVED_NAME
 from uprmc.engine.tombstones import dead_among, highest_cas
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreRefused
@@ -134,7 +134,7 @@ class Warmup:
         bucket.purge_policy.restore(
             store.local(SERVED_NAME), used=bool(headers), clean=self.was_clean
         )
-        bucket.removed_terms = terms.decode_removed(store.local(terms.REMOVED_NAME))
+        bucket.removed_terms = failover_log.decode_removed(store.local(failover_log.REMOVED_NAME))
         for count, number in enumerate(sorted(headers), 1):
             bucket.restore(number, headers[number], clean=self.was_clean)
             bucket.watermarks.load(store, number)

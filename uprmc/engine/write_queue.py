@@ -3,7 +3,7 @@
 Job: keep every change from its acceptance until it is on disk, in seqno order, while any number of
 readers (the flusher, streams) each see the queue as it was when they opened their view.
 
-Neighbours: `vbucket` puts, `flusher` drains, `change_source` reads it together with a store view
+Neighbours: `vbucket` puts, `flusher` drains, `reading` reads it together with a store view
 taken in the same turn.
 
 Note: opening a view copies nothing. A view is two numbers, the high seqno and its own running

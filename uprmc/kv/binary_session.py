@@ -15,7 +15,7 @@ from collections.abc import Callable
 from zlib import crc32
 
 from uprmc.core.serving import Line, Serving, binary_serving, line
-from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.memory import absolute_expiry
 from uprmc.errors import CommandError
 from uprmc.kv.binary_frames import BinaryFrames
 from uprmc.kv.operations import count_refused_store

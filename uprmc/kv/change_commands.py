@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.memory import absolute_expiry
 from uprmc.engine.vbucket import StoreMode
 from uprmc.errors import CommandError, TooLarge
 from uprmc.kv import operations

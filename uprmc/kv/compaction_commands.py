@@ -5,7 +5,7 @@ Source: UPR reference, section 6; contracts, section 2 (`uprmc compact`).
 
 from __future__ import annotations
 
-from uprmc.engine.purge_rule import PurgeRule, shown
+from uprmc.engine.tombstones import PurgeRule, shown
 from uprmc.kv.binary_conversation import BinaryConversation, Handler, Request
 from uprmc.protocol.management import COMPACT_EXTRAS, COMPACT_REPLY, CompactFlag
 from uprmc.protocol.opcodes import Opcode, Status

@@ -23,9 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.engine.bucket import Bucket
-from uprmc.engine.expiry import absolute_expiry
-from uprmc.engine.meta_marks import STALE, WON
+from uprmc.engine.bucket import STALE, WON, Bucket
+from uprmc.engine.memory import absolute_expiry
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import CommandError, KeyExists, KeyNotFound, Locked, NotResident, NotStored
 from uprmc.kv import operations

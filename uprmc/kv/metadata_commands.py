@@ -5,9 +5,8 @@ Source: UPR reference, section 6; systems reference (b) for conflict resolution.
 
 from __future__ import annotations
 
-from uprmc.engine.expiry import absolute_expiry
-from uprmc.engine.table import known
-from uprmc.engine.vbucket import StoreMode, VBucket
+from uprmc.engine.memory import absolute_expiry
+from uprmc.engine.vbucket import StoreMode, VBucket, known
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import (
     InvalidArguments,

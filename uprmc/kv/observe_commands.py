@@ -56,7 +56,7 @@ def _observed(session: BinaryConversation, asked: ObservedKey) -> KeyObservation
     vbucket = _observable(session, session.number_of(asked.vbucket, asked.key))
     if vbucket.state == VBucketState.ACTIVE:
         vbucket.find(asked.key)  # an expired document is deleted on the way
-    item = vbucket.metadata(asked.key)
+    item = vbucket.table.find(asked.key)
     if item is None:
         return KeyObservation(*asked, ObservedState.NOT_FOUND, 0)
     persisted = item.seqno <= vbucket.persisted_seqno

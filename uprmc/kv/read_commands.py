@@ -5,7 +5,7 @@ Source: memcached reference 2.3 to 2.9; UPR reference 2.13.
 
 from __future__ import annotations
 
-from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.memory import absolute_expiry
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import KeyNotFound, Locked, NotLocked
 from uprmc.kv import operations

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 from uprmc.config import MIB
-from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.memory import absolute_expiry
 from uprmc.engine.vbucket import StoreMode
 from uprmc.errors import (
     AccessDenied,

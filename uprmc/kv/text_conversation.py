@@ -21,7 +21,7 @@ from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
-from uprmc.engine.expiry import absolute_expiry
+from uprmc.engine.memory import absolute_expiry
 from uprmc.errors import CommandError, KeyNotFound, NotResident
 from uprmc.kv import meta_commands, operations, text_commands
 from uprmc.kv.conversation import Conversation

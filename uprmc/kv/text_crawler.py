@@ -14,8 +14,8 @@ import re
 from collections.abc import Callable, Iterator
 from urllib.parse import quote_from_bytes
 
+from uprmc.engine.memory import slices
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.walk import slices
 from uprmc.kv.control import Crawler
 from uprmc.kv.door import require
 from uprmc.kv.services import ITEM_HEADER_BYTES, Services

@@ -110,7 +110,7 @@ class Retrieval:
         for key in self._page[self._next : self._next + READ_AHEAD_KEYS]:
             number = bucket.vbucket_of(key)
             vbucket = bucket.active.get(number)
-            item = vbucket.metadata(key) if vbucket else None
+            item = vbucket.table.find(key) if vbucket else None
             if item is not None and item.value is None and not item.life:
                 wanted.append((number, key))
         return wanted

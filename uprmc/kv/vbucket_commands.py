@@ -14,8 +14,7 @@ from heapq import nsmallest
 from itertools import chain, islice
 
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.terms import shares_history
+from uprmc.engine.failover_log import last_complete_seqno, shares_history
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     CommandError,
@@ -200,7 +199,7 @@ def get_replica(session: BinaryConversation, request: Request) -> None:
     vbucket = bucket.vbuckets.get(request.number)
     if vbucket is None or vbucket.state != VBucketState.REPLICA:
         raise NotMyVBucket(request.number)
-    item = vbucket.metadata(request.key)
+    item = vbucket.table.find(request.key)
     if item is None or not vbucket.is_live(item):
         session.reply(request, Status.KEY_NOT_FOUND)
         return
@@ -252,7 +251,7 @@ def random_key(session: BinaryConversation, request: Request) -> None:
     resume = session.suspend()  # not `NotResident`: the command run again would choose again
 
     def answer(_ok: bool) -> None:
-        found = vbucket.metadata(item.key)
+        found = vbucket.table.find(item.key)
         if found is None or found.value is None:
             session.reply(request, Status.TEMPORARY_FAILURE)
         else:

@@ -2,7 +2,7 @@
 
 Job: carry out what a message asks (`change.change_of` says what that is), and answer by the
 rules of such consumers: when an ACK is asked for, and whenever a message was refused. The engine
-does the rest in its own words: `overwrite` takes the versions.
+does the rest in its own words: `engine.replica` takes the versions.
 
 Neighbours: a binary session hands the messages of its connection in; `push_boundaries` knows which
 snapshot is open; `pushes` is where all connections are counted.
@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.engine.overwrite import begin_anew, flush_all, outrank, overwrite
+from uprmc.engine.replica import begin_anew, flush_all, outrank, overwrite
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     CommandError,

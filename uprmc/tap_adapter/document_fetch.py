@@ -76,7 +76,7 @@ class DocumentFetch:
         Raises:
             TemporaryFailure: the disk shows a history that is over.
         """
-        item = self._vbucket.metadata(key)
+        item = self._vbucket.table.find(key)
         if item is not None:
             return item if item.life or item.value is not None else None
         try:

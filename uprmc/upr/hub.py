@@ -10,9 +10,8 @@ from typing import Protocol
 
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.leases import Leases
+from uprmc.engine.reading import Leases, ViewGate
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.view_gate import ViewGate
 from uprmc.login.credentials import Credentials
 from uprmc.model import Item
 from uprmc.upr.peer import Peer

@@ -26,7 +26,7 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from uprmc.config import Settings
-from uprmc.engine.purge_rule import shown
+from uprmc.engine.tombstones import shown
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import NotResident, RemoteProtocolError, TemporaryFailure
 from uprmc.model import SEQNO_MAX, FailoverLog, Origin

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from uprmc.engine.disposal import Record
+from uprmc.engine.tombstones import Record
 from uprmc.engine.vbucket import VBucket
 
 KEYS_MAX = 100

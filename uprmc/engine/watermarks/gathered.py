@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.tombstones import Amount
 from uprmc.units import in_ranges
 
 #: This many vBuckets are named in one turn: each takes a fraction of a microsecond.

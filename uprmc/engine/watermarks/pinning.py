@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.tombstones import Amount
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.registry import Pinned, Watermarks
 from uprmc.engine.watermarks.rows import Kind

@@ -14,11 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
-from uprmc.engine.disposal import Record
-from uprmc.engine.expiry import SteadyClock
 from uprmc.engine.flusher import Flusher
-from uprmc.engine.purge_rule import shown
-from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.memory import SteadyClock
+from uprmc.engine.tombstones import Amount, Record, shown
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.dropped import Dropped

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from uprmc.engine.flush import Waiter
-from uprmc.engine.flusher import Flusher
+from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.table import WatermarkTable
 from uprmc.ports import Clock

@@ -22,8 +22,7 @@ from twisted.internet.main import installReactor
 from twisted.python import log
 
 from uprmc.core.serving import Line
-from uprmc.engine.stats import Stats
-from uprmc.engine.timings import Histogram
+from uprmc.engine.stats import Histogram, Stats
 
 if TYPE_CHECKING:
     from uprmc.server.work.turns import WakeList

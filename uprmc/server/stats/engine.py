@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from uprmc.core.fronts import SEGMENT_BITS
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
-from uprmc.engine.stats import MEMCACHEDS
-from uprmc.engine.timings import Histogram
+from uprmc.engine.memory import ITEM_OVERHEAD_BYTES
+from uprmc.engine.stats import MEMCACHEDS, Histogram
 from uprmc.kv.services import StatGroup
 from uprmc.record import RECORD_OVERHEAD_BYTES, key_of, value_bytes_of
 

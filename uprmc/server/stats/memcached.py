@@ -10,9 +10,8 @@ from uprmc import MEMCACHED_VERSION, __version__
 from uprmc.config import DEFAULT, values_of
 from uprmc.core.form import COMPILED, FORM
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.memory_account import ITEM_OVERHEAD_BYTES
+from uprmc.engine.memory import ITEM_OVERHEAD_BYTES, slices
 from uprmc.engine.stats import MEMCACHEDS
-from uprmc.engine.walk import slices
 from uprmc.kv.services import ITEM_HEADER_BYTES, StatGroup, StatRows
 from uprmc.model import ConflictRule, VBucketState
 from uprmc.record import KIND_AT, LIFE_BITS, key_of

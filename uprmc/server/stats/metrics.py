@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from uprmc import __version__
 from uprmc.core.form import FORM
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.memory_account import MemoryAccount
-from uprmc.engine.stats import Stats
-from uprmc.engine.timings import Histogram
-from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.memory import MemoryAccount
+from uprmc.engine.stats import Histogram, Stats
+from uprmc.engine.tombstones import Amount
 from uprmc.metrics import Metric, Samples
 from uprmc.server.net.access import Audit
 from uprmc.server.net.connections import Connections

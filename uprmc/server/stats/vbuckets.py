@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.purge_rule import shown
-from uprmc.engine.tombstone_count import Amount
+from uprmc.engine.tombstones import Amount, shown
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Origin
 from uprmc.engine.watermarks.pinning import Client

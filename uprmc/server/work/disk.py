@@ -21,12 +21,10 @@ from twisted.python.threadpool import ThreadPool
 from uprmc.config import FlushSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.commit_room import commit_growing
-from uprmc.engine.compaction import Compactor
-from uprmc.engine.compaction_run import Scan
 from uprmc.engine.fetcher import Fetch, Fetcher
-from uprmc.engine.flush import Flush
-from uprmc.engine.purging import SERVED_NAME
-from uprmc.engine.timings import Timings
+from uprmc.engine.flusher import Flush
+from uprmc.engine.purge import SERVED_NAME, Compactor, Scan
+from uprmc.engine.stats import Timings
 from uprmc.errors import StoreError, StoreFull, StoreMapFull, StoreTaken
 from uprmc.model import SEQNO_MAX
 from uprmc.record import seqno_of

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial, reduce
 
-from uprmc.engine.flush import Waiter
+from uprmc.engine.flusher import Waiter
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import Item, VBucketState
 from uprmc.places import parsed

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.leases import Lease
-from uprmc.engine.terms import shares_history
+from uprmc.engine.failover_log import shares_history
+from uprmc.engine.reading import Lease
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import KeyExists, NotMyVBucket, RollbackRequired, TemporaryFailure
 from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBucketState

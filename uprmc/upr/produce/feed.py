@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from uprmc.engine.change_source import Reading
+from uprmc.engine.reading import Reading
 from uprmc.errors import TemporaryFailure
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, Opcode

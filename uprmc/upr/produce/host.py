@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Protocol, TypeVar
 
-from uprmc.engine.change_source import Reading
+from uprmc.engine.reading import Reading
 from uprmc.protocol.opcodes import EndReason
 
 StreamT = TypeVar("StreamT", contravariant=True)

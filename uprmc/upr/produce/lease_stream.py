@@ -5,8 +5,7 @@ Source: design, decision 12.
 
 from __future__ import annotations
 
-from uprmc.engine.change_source import Reading
-from uprmc.engine.leases import Lease
+from uprmc.engine.reading import Lease, Reading
 from uprmc.protocol.opcodes import EndReason, MarkerFlag
 from uprmc.protocol.upr import StreamRequest
 from uprmc.upr.produce.frames import Form

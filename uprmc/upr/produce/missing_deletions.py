@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.engine.change_source import Reading
+from uprmc.engine.reading import Reading
 
 
 class MissingDeletions:

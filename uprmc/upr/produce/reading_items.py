@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from uprmc.engine.change_source import Reading
+from uprmc.engine.reading import Reading
 from uprmc.upr.produce.frames import ItemWriter, Written
 
 

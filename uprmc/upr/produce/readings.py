@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.engine.change_source import Reading, needs_disk
+from uprmc.engine.reading import Reading, needs_disk
 from uprmc.errors import StoreError
 from uprmc.protocol.opcodes import EndReason
 from uprmc.upr.hub import Hub

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uprmc.engine.change_source import Reading
+from uprmc.engine.reading import Reading
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, StreamFlag

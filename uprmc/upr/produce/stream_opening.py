@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from uprmc.engine.flush import Waiter
+from uprmc.engine.flusher import Waiter
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments, RollbackRequired, TemporaryFailure
 from uprmc.model import FailoverLog, VBucketState

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from uprmc.engine.flush import Waiter
+from uprmc.engine.flusher import Waiter
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import VBucketState
 from uprmc.protocol.header import encode_request

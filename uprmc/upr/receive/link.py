@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol
 
-from uprmc.engine.terms import shares_history
+from uprmc.engine.failover_log import shares_history
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import CommandError, KeyNotFound, OutOfPlace, RangeExceeded, RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-from uprmc.engine.terms import is_deposed, shares_history
+from uprmc.engine.failover_log import is_deposed, shares_history
 from uprmc.model import FailoverEntry
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode

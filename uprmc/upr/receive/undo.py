@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from uprmc.engine.rewind import Rewind, lost_keys, roll_back, target
+from uprmc.engine.replica import Rewind, lost_keys, roll_back, target
 from uprmc.errors import InvalidArguments, RemoteProtocolError, StoreError
 from uprmc.model import SEQNO_MAX, FailoverLog, Item
 from uprmc.protocol.header import RequestFrame, ResponseFrame

@@ -7,7 +7,7 @@ Source: UPR reference 4.6.
 
 from __future__ import annotations
 
-from uprmc.engine.memory_account import MemoryAccount
+from uprmc.engine.memory import MemoryAccount
 from uprmc.remote.conversation import FlowControl
 
 #: Acknowledge when this share of the buffer was processed, or after this many seconds.

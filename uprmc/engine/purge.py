@@ -1,4 +1,6 @@
-"""Compaction: tombstones that are no longer needed are dropped for good.
+"""Tombstones that nobody needs any more are dropped for good: compaction, and when it happens.
+
+Compaction: tombstones that are no longer needed are dropped for good.
 
 Compaction repeats these steps until all records that the vBucket had when it began have been
 examined: `begin` (rules) opens a view of the store, `read` (any thread, touches no rules) looks for
@@ -26,30 +28,184 @@ takes pages before it frees any.
 Note: the table need not be examined. A tombstone leaves it as soon as it is on disk, and what is
 not on disk is not dropped.
 
-Source: `reference/systems.md` a.5; `reference/upr.md` 6 (COMPACT_DB) and 7; rows X03, X17.
+**Limits**: registered clients set some (`watermarks`), and so does a replica's source: a replica
+keeps what its source may have (X22).
+
+**Policy**: tombstones are dropped for good once everyone who must see them has, and they are old
+enough. Only vBuckets where there may be something to drop are compacted: what was examined before
+is not read again. A consumer without a watermark that was absent for longer than the age starts
+over, because it may have missed a deletion. So as long as such consumers are served, the age is
+three days by default.
+
+Source: systems reference, a.4 to a.6; UPR reference, sections 6 (COMPACT_DB) and 7; rows X03, X04,
+X07, X17, X22.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from uprmc.config import KIB, PurgeSettings
-from uprmc.engine.compaction_run import Compaction, Request, Scan
+from uprmc.config import KIB, PURGE_AGE_AUTO, PurgeSettings
 from uprmc.engine.failover_log import last_complete_seqno
-from uprmc.engine.flush import Waiter
-from uprmc.engine.flusher import Flusher
-from uprmc.engine.purge_rule import Compacted, PurgeRule
-from uprmc.engine.tombstones import pick
-from uprmc.engine.vbucket import VBucket
-from uprmc.engine.view_gate import ViewGate
-from uprmc.engine.watermarks.rows import Limit
+from uprmc.engine.flusher import Flusher, Waiter
+from uprmc.engine.memory import MemoryAccount
+from uprmc.engine.reading import ViewGate
+from uprmc.engine.tombstones import Compacted, PurgeRule, Record, pick
+from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.watermarks.registry import Pinned, Watermarks
+from uprmc.engine.watermarks.rows import Limit, Row
+from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.ports import Clock
-from uprmc.storage.interface import Damaged, Store
+from uprmc.storage.interface import Damaged, Store, StoreView
+
+# --- the limits ---------------------------------------------------------------------------------
+
+
+class PurgeLimits:
+    """The limits of all vBuckets.
+
+    Args:
+        flusher: knows what is on disk; nothing beyond is purged.
+        watermarks: the registered clients.
+        numbered: see `Bucket`.
+    """
+
+    def __init__(
+        self, flusher: Flusher, watermarks: Watermarks, numbered: Mapping[int, int]
+    ) -> None:
+        self._flusher = flusher
+        self._watermarks = watermarks
+        self._numbered = numbered
+
+    def of(self, vbucket: VBucket) -> Limit:
+        """Return the limit that registered clients and a replica's source set."""
+        return self._not_beyond_source(vbucket, self._watermarks.limit(vbucket))
+
+    def forced(self, vbucket: VBucket) -> Limit:
+        """Return the limit if registered clients do not matter."""
+        return self._not_beyond_source(vbucket, Limit(self._flusher.durable_seqno(vbucket), None))
+
+    def pinned(self, vbucket: VBucket) -> Pinned | None:
+        """Return what one row of a vBucket alone keeps from being purged."""
+        return self._watermarks.pinned(vbucket, self.forced(vbucket).seqno)
+
+    def _not_beyond_source(self, vbucket: VBucket, limit: Limit) -> Limit:
+        """Lower the limit of a replica to its source's purge seqno, which it knows.
+
+        A vBucket that numbers its own versions has no source.
+        """
+        filled = vbucket.state in (VBucketState.REPLICA, VBucketState.PENDING)
+        numbered = self._numbered.get(vbucket.id) == vbucket.failover_log[0].uuid
+        if filled and not numbered and vbucket.purge_seqno < limit.seqno:
+            return Limit(vbucket.purge_seqno, "source")
+        return limit
+
+    def learn_table(
+        self, vbucket: VBucket, purge_seqno: int, rows: Iterable[Row], *, incomplete: bool
+    ) -> None:
+        """Take over what a replica's source has told of its watermarks.
+
+        A purge seqno beyond what the replica has on disk as complete snapshots changes nothing.
+        """
+        stored_seqno = min(vbucket.whole_seqno, self._flusher.durable_seqno(vbucket))
+        if vbucket.purge_seqno < purge_seqno <= stored_seqno:
+            vbucket.purge_seqno = purge_seqno
+            vbucket.change_header()
+        self._watermarks.learn(vbucket, rows, incomplete=incomplete)
+
+
+# --- one compaction -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Scan:
+    """One look into the store.
+
+    Attributes:
+        limit: how far to look.
+        most: how many tombstones to look for.
+        after: the last seqno examined.
+        found: tombstones to drop, by rising seqno.
+        first_left: the lowest seqno of a tombstone that stays.
+        oldest_left: when the oldest tombstone that stays was created.
+        exhausted: everything up to the limit has been examined.
+    """
+
+    view: StoreView
+    vbucket: int
+    rule: PurgeRule
+    limit: int
+    most: int
+    after: int
+    found: list[Record] = field(default_factory=list)
+    first_left: int = SEQNO_MAX
+    oldest_left: int = SEQNO_MAX
+    exhausted: bool = False
+
+
+class Request(NamedTuple):
+    """A compaction that is asked for.
+
+    Attributes:
+        number: the vBucket.
+        rule: which tombstones are to be dropped.
+        done: called at the end.
+        after: records up to this seqno need not be examined.
+    """
+
+    number: int
+    rule: PurgeRule
+    done: Waiter
+    after: int
+
+
+class Compaction:
+    """The compaction in progress. It watches its vBucket, whose seqnos repeat after a reset."""
+
+    __slots__ = (
+        "_flusher",
+        "after",
+        "done",
+        "end",
+        "exhausted",
+        "found",
+        "over",
+        "result",
+        "rule",
+        "vbucket",
+    )
+
+    def __init__(self, vbucket: VBucket, request: Request, flusher: Flusher) -> None:
+        self._flusher = flusher
+        self.vbucket = vbucket
+        self.rule = request.rule
+        self.done = request.done
+        self.after = request.after
+        self.end = vbucket.high_seqno
+        self.found: list[Record] = []
+        self.result = Compacted(vbucket.id, vbucket.purge_seqno)
+        self.exhausted = self.over = False
+
+    def changed(self) -> None:
+        """Continue: what is new is not on disk."""
+
+    def interrupted(self, why: Interruption) -> None:
+        """Drop nothing more: the seqnos that were found may now belong to other documents.
+
+        Those who wait are called at the next step, not in the middle of the interruption.
+        """
+        self.over = True
+        self._flusher.forget_drops(self.vbucket)
+
+
+# --- the compactor ------------------------------------------------------------------------------
+
 
 #: After how many records a scan ends; the clock is looked at after each portion of the store.
 _READ_RECORDS = 10_000
@@ -328,3 +484,129 @@ class Compactor:
         if self.waiting:
             self.on_wanted()
         compaction.done(ok)
+
+
+# --- the policy ---------------------------------------------------------------------------------
+
+
+#: Local document with the time when a stream without a watermark was last served.
+SERVED_NAME = b"uprmc/unregistered"
+
+#: Age of deletions while there are consumers without a watermark.
+UNREGISTERED_AGE_S = 259_200
+
+_AGED = PurgeRule(aged=True)
+
+
+class PurgePolicy:
+    """How young and when may be purged; implements `compaction.Policy`.
+
+    Attributes:
+        served_at: Unix time when a stream without a watermark was last served, 0 = never.
+    """
+
+    def __init__(self, account: MemoryAccount, clock: Clock, settings: PurgeSettings) -> None:
+        self._account = account
+        self._clock = clock
+        self._settings = settings
+        self.served_at = 0.0
+
+    def _now(self) -> float:
+        """Return Unix time; a clock that has leapt ahead makes no deletion old."""
+        return self._account.believed(self._clock.now())
+
+    def serve_unregistered(self) -> None:
+        """Take note that a stream without a watermark is being served."""
+        self.served_at = self._now()
+
+    def restore(self, document: bytes | None, *, used: bool, clean: bool) -> None:
+        """Take over what a directory knows; after a crash, or without a document, it was just now.
+
+        Args:
+            document: what `document` returned when the node was stopped.
+            used: whether the directory holds vBuckets.
+            clean: whether it was left in order.
+        """
+        known = clean and document is not None and document.isdigit()
+        if known and document is not None:
+            self.served_at = float(document)
+        elif used:
+            self.serve_unregistered()
+
+    def document(self) -> bytes:
+        """Return what an orderly stop writes under `SERVED_NAME`."""
+        return b"%d" % self.served_at
+
+    @property
+    def min_age_s(self) -> int:
+        """The age below which deletions are kept now."""
+        if self._settings.min_age_s != PURGE_AGE_AUTO:
+            return self._settings.min_age_s
+        served = self.served_at and self._now() - self.served_at < UNREGISTERED_AGE_S
+        return UNREGISTERED_AGE_S if served else 0
+
+    def due_before_s(self) -> int:
+        """Return the time such that deletions before it are old enough."""
+        return int(self._now()) - self.min_age_s + 1
+
+    def disk_is_full(self) -> bool:
+        """Tell whether the store refuses commits."""
+        return bool(self._account.disk_reason)
+
+
+class Purger:
+    """Purges a bucket's vBuckets whenever `begin` is called."""
+
+    def __init__(
+        self, vbuckets: Mapping[int, VBucket], compactor: Compactor, policy: PurgePolicy
+    ) -> None:
+        self._vbuckets = vbuckets
+        self._compactor = compactor
+        self._policy = policy
+        self._asked: set[int] = set()
+        #: Number -> history that was examined, and with what result.
+        self._last: dict[int, tuple[int, Compacted]] = {}
+
+    def begin(self) -> None:
+        """Purge all vBuckets that may have something to purge; harmless while this goes on."""
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[None]:
+        """Do what `begin` does, yielding after each vBucket."""
+        for number in sorted(self._vbuckets):
+            vbucket = self._vbuckets.get(number)
+            if vbucket is not None and number not in self._asked and self._is_worth_a_look(vbucket):
+                self._look(vbucket)
+            yield
+
+    def _is_worth_a_look(self, vbucket: VBucket) -> bool:
+        if vbucket.state == VBucketState.DEAD:
+            return False  # its clients report elsewhere now, and it may follow that node again
+        due_before_s = self._policy.due_before_s()
+        if not vbucket.max_deleted_rev or due_before_s <= 0:
+            return False
+        limit, last = self._compactor.limit(vbucket, _AGED).seqno, self._last_of(vbucket)
+        old = last.first_left <= limit and last.oldest_left < due_before_s
+        return old or limit > last.examined
+
+    def _last_of(self, vbucket: VBucket) -> Compacted:
+        uuid, last = self._last.get(vbucket.id, (0, Compacted(0, 0)))
+        same = uuid == _history(vbucket) and last.examined <= vbucket.high_seqno
+        return last if same else Compacted(vbucket.id, 0)
+
+    def _look(self, vbucket: VBucket) -> None:
+        last, uuid = self._last_of(vbucket), _history(vbucket)
+
+        def done(ok: bool) -> None:
+            self._asked.discard(vbucket.id)
+            if ok:
+                self._last[vbucket.id] = uuid, self._compactor.last
+
+        self._asked.add(vbucket.id)
+        after = min(last.examined, last.first_left - 1)
+        self._compactor.want(vbucket.id, _AGED, done, after)
+
+
+def _history(vbucket: VBucket) -> int:
+    return vbucket.failover_log[0].uuid
