@@ -234,6 +234,16 @@ def test_after_a_flush_numbering_needs_no_branch(node: Node) -> None:
     assert node.vbucket.failover_log == (entry,)
 
 
+@pytest.mark.parametrize("step_s", [5, -5])
+def test_a_flush_is_done_at_once_although_the_clock_has_just_been_set(
+    node: Node, step_s: int
+) -> None:
+    impose(node, version())
+    node.clock.step(step_s)
+    flush_all(node.bucket)
+    assert table_of(node.vbucket) == {}
+
+
 def test_a_removed_vbuckets_successor_begins_with_its_own_branch(node: Node) -> None:
     impose(node, version())
     node.bucket.set_state(0, VBucketState.DEAD)

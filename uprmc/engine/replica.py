@@ -418,7 +418,7 @@ def begin_anew(bucket: Bucket, vbucket: VBucket) -> None:
 
 def flush_all(bucket: Bucket) -> None:
     """Empty every vBucket now; the disk follows."""
-    bucket.flush(bucket.clock.now(), _no_matter)
+    bucket.flush(bucket.steady.now(), _no_matter)
     for vbucket in bucket.vbuckets.values():
         _remember(bucket, vbucket)
 
