@@ -17,6 +17,7 @@ from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.judges import Verdict
 from tests.sim.noticing import notice
 from tests.sim.upr_kinds import SLOW
+from tests.sim.upr_truth import Truth
 from tests.sim.watermark_judges import WatermarkJudge
 from tests.sim.watermark_plan import WatermarkPlan
 from tests.sim.watermark_run import WatermarkRun
@@ -274,6 +275,25 @@ def test_a_row_that_was_never_answered_for_may_have_expired_with_its_floor(
     judge.accepted(other, node, judge.moment, 3)
     assert judge.is_sure(other)
     assert judge.spares(other, 49) == (False, True)
+
+
+def test_a_node_that_is_down_does_not_date_its_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(0)
+    judge, node, place = WatermarkJudge(world), _node_without_rows(), ("a", 0, b"client")
+    node.name, node.store_judge.newest.vbuckets = "a", {}
+    at_s = int(judge.now_s)
+    monkeypatch.setattr(judge, "_on_disk", lambda *_: {b"client": (5, 1, None, at_s, 30)})
+    judge.sent(place, 5)
+    judge.accepted(place, node, judge.moment, 30)
+    world.set_wall_clock(3_600)
+    judge.look(node, Truth(1), ())
+    assert judge.is_sure(place), "it has noticed"
+    monkeypatch.setattr(judge, "_on_disk", lambda *_: {b"client": (5, 1, None, at_s + 3_600, 30)})
+    judge.went_down(node)
+    assert judge.is_sure(place)
+    world.set_wall_clock(3_600)
+    judge.look(node, Truth(1), ())
+    assert not judge.is_sure(place)
 
 
 def _node_without_rows() -> Any:

@@ -102,6 +102,7 @@ class WatermarkJudge:
         self._told: dict[tuple[str, int], dict[bytes, Told]] = {}
         self._instances: set[bytes] = set()
         self._clock_offset_s = 0.0
+        self._down: set[str] = set()
 
     @property
     def now_s(self) -> float:
@@ -193,6 +194,7 @@ class WatermarkJudge:
 
     def went_down(self, node: ReplicaNode) -> None:
         """A node's life has ended: the next one has the rows that are on disk now."""
+        self._down.add(node.name)
         for place, row in self._of(node.name):
             stored = self._on_disk(node, place[1]).get(place[2])
             if stored is None:
@@ -257,8 +259,9 @@ class WatermarkJudge:
     # --- looking ----------------------------------------------------------------------------------
 
     def look(self, node: ReplicaNode, truth: Truth, vbuckets: Iterable[Any]) -> None:
-        """Judge a node after a step."""
+        """Judge a node that serves, after a step."""
         self._let_expire()
+        self._down.discard(node.name)
         for vbucket in vbuckets:
             look = truth.now(vbucket.id)
             if look.state == codec.ACTIVE:
@@ -269,13 +272,16 @@ class WatermarkJudge:
                     self._look_at_replica(node, vbucket)
 
     def _let_expire(self) -> None:
-        """A clock that is set ends no lifetime: the rows are dated by it from then on."""
+        """A clock that is set ends no lifetime: the rows are dated by it from then on.
+
+        A node that is down does not notice, and at its start the wall clock decides.
+        """
         step_s = self._world.wall_clock_offset_s - self._clock_offset_s
         if step_s:
             self._clock_offset_s = self._world.wall_clock_offset_s
             self.counts["redated"] += len(self._rows)
-            for row in self._rows.values():
-                row.until += step_s
+            for (name, _, _), row in self._rows.items():
+                row.until += min(step_s, 0) if name in self._down else step_s
 
     def _rows_gone(self, name: str, number: int) -> None:
         if self._seen.pop((name, number), None) is not None:
