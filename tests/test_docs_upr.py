@@ -39,8 +39,8 @@ from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_B
 from uprmc.protocol.upr_many import STREAM_REQUESTS_MAX_BYTES
 from uprmc.protocol.watermarks_many import REPORTS_MAX_BYTES
 from uprmc.rollback import Held, Position, Rule, check_range, rollback_point
-from uprmc.upr.keepalive import Due, KeepAlive
-from uprmc.upr.produce.options import OPTION_NAMES
+from uprmc.upr.options import OPTION_NAMES
+from uprmc.upr.peer import Due, KeepAlive
 
 _PAGES = {
     "protocol": PROTOCOL,

@@ -89,6 +89,18 @@ class Answering(Session, Protocol):
         """
 
 
+class Draining(Session, Protocol):
+    """A session that knows when a pull was its last for now.
+
+    Attributes:
+        drained: the last `data_to_send` has left nothing, and the wake-up is called before there is
+            more. So there is no need to pull once more just to find nothing.
+    """
+
+    @property
+    def drained(self) -> bool: ...
+
+
 class Dialled(Protocol):
     """A connection that was asked for, made already or not."""
 

@@ -19,7 +19,7 @@ from uprmc.protocol.upr_many import (
     decode_stream_requests,
     split_starts,
 )
-from uprmc.upr.produce import producer
+from uprmc.upr import producer
 
 STREAM_REQUESTS = 0xDE
 

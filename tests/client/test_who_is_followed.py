@@ -26,7 +26,7 @@ from uprmc.client.errors import NotActive
 from uprmc.model import FailoverEntry
 from uprmc.protocol.upr_many import StreamStart
 from uprmc.upr.peer import Answer
-from uprmc.upr.produce.producer import Producer
+from uprmc.upr.producer import Producer
 
 ALL = range(4)
 NO_MEMORY = 0x82

@@ -30,7 +30,7 @@ from uprmc.columnar.errors import SparkError
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
-from uprmc.upr.receive.link import Link
+from uprmc.upr.link import Link
 
 NOOP = 0x5C
 

@@ -28,8 +28,8 @@ from uprmc.ports import Session
 from uprmc.storage.memory import MemoryStore
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.tap_adapter.session import FRAME_MAX_BYTES, TapSession
-from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
+from uprmc.upr.replication import Replication
 
 SETTINGS = Settings(
     kv=KvSettings(

@@ -29,7 +29,7 @@ from uprmc.model import Item, VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.storage.memory import MemoryStore
 from uprmc.upr.hub import Hub
-from uprmc.upr.receive.link import Link
+from uprmc.upr.link import Link
 
 REPLICA, ACTIVE, DEAD = VBucketState.REPLICA, VBucketState.ACTIVE, VBucketState.DEAD
 

@@ -15,10 +15,10 @@ from tests.fuzz.link_harness import run
 from uprmc.engine import replica
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import decode_failover_log
-from uprmc.upr.receive import link
-from uprmc.upr.receive.link import Link
-from uprmc.upr.receive.receiver import Receiver
-from uprmc.upr.receive.undo import Undo
+from uprmc.upr import link
+from uprmc.upr.link import Link
+from uprmc.upr.receiver import Receiver
+from uprmc.upr.undo import Undo
 
 #: Connections of one seed, and about how many frames that are.
 _CONNECTIONS, _FRAMES = 12, 250
@@ -89,7 +89,7 @@ def test_the_net_catches_a_whole_state_that_is_none(monkeypatch: pytest.MonkeyPa
         adopt(vbucket, *arguments)
         vbucket.receiving = None
 
-    monkeypatch.setattr("uprmc.upr.receive.replica_stream.apply_all", rash)
+    monkeypatch.setattr("uprmc.upr.intake.apply_all", rash)
     _caught("never a whole state", 0.0)
 
 
@@ -110,7 +110,7 @@ def test_the_net_catches_versions_that_are_forgotten(monkeypatch: pytest.MonkeyP
     def forgetful(bucket: Any, vbucket: Any, given: replica.Rewind, done: Any) -> None:
         roll_back(bucket, vbucket, given._replace(versions=given.versions[:-1]), done)
 
-    monkeypatch.setattr("uprmc.upr.receive.undo.roll_back", forgetful)
+    monkeypatch.setattr("uprmc.upr.undo.roll_back", forgetful)
     _caught("never get equal", 0.0)
 
 

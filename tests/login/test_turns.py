@@ -16,7 +16,7 @@ from uprmc.login.credentials import Credentials
 from uprmc.login.scram import ITERATIONS_MAX, TURN_ITERATIONS
 from uprmc.ports import Session
 from uprmc.remote.login import login_in_turns
-from uprmc.upr.receive.link_session import LinkSession
+from uprmc.upr.link import Link
 from uprmc.xdcr.node_session import NodeSession
 
 ANN = Credentials("ann", "pencil")
@@ -40,7 +40,7 @@ class Linked(NodeSession):
 def replica(rig: Rig, wake: Callable[[], None]) -> Session:
     hub = rig.services.upr
     hub.credentials = ANN
-    return LinkSession(hub, b"name", wake, "127.0.0.1:1")
+    return Link(hub, b"name", wake, None, "127.0.0.1:1")
 
 
 def link(rig: Rig, wake: Callable[[], None]) -> Session:

@@ -10,7 +10,7 @@ import pytest
 
 from uprmc.model import VBucketState
 from uprmc.server.stats.health import RECENT_S, Health, look, panel, rows
-from uprmc.upr.follow.source import LineState
+from uprmc.upr.source import LineState
 
 
 class _Clock:

@@ -16,8 +16,8 @@ from tests.sim.world import World
 from uprmc.config import Settings
 from uprmc.kv.services import Services
 from uprmc.ports import Session
-from uprmc.upr.follow.replication import Replication
-from uprmc.upr.follow.source import StreamStanding
+from uprmc.upr.replication import Replication
+from uprmc.upr.source import StreamStanding
 
 _DIAL_MAX_S = 0.02
 

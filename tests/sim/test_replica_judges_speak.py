@@ -36,13 +36,11 @@ from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack, seqno_of, unpack
 from uprmc.remote.directory import Choice, Claim
-from uprmc.upr.follow.replication import Replication
-from uprmc.upr.follow.source import Source
-from uprmc.upr.produce import admission, stream_opening
-from uprmc.upr.receive import receiver, replica_stream, undo
-from uprmc.upr.receive.link import Link
-from uprmc.upr.receive.receiver import Receiver
-from uprmc.upr.receive.replica_stream import ReplicaStream
+from uprmc.upr import admission, intake, producer, receiver, undo
+from uprmc.upr.link import Link
+from uprmc.upr.receiver import Receiver
+from uprmc.upr.replication import Replication
+from uprmc.upr.source import Source
 
 pytestmark = pytest.mark.sim
 
@@ -114,7 +112,7 @@ def _forget_the_range(patch: pytest.MonkeyPatch) -> None:
         apply_all(vbucket, *arguments)
         vbucket.receiving = None
 
-    patch.setattr(replica_stream, "apply_all", careless)
+    patch.setattr(intake, "apply_all", careless)
     patch.setattr(replica_module, "apply_all", careless)
 
 
@@ -130,15 +128,17 @@ def _forget_the_range_in_the_header(patch: pytest.MonkeyPatch) -> None:
 
 def _lose_an_item(patch: pytest.MonkeyPatch) -> None:
     """Leave one out now and then, but not the last of a snapshot."""
-    take_all = ReplicaStream.take_all
+    apply_all = intake.apply_all
 
-    def careless(stream: ReplicaStream, records: list[bytes], highest_cas: int) -> None:
-        end = stream.snapshot.end
+    def careless(
+        vbucket: VBucket, records: list[bytes], highest_cas: int, snapshot: Any, purged: int
+    ) -> None:
+        end = snapshot.end
         kept = [each for each in records if seqno_of(each) % 7 or seqno_of(each) == end]
         if kept:
-            take_all(stream, kept, highest_cas)
+            apply_all(vbucket, kept, highest_cas, snapshot, purged)
 
-    patch.setattr(ReplicaStream, "take_all", careless)
+    patch.setattr(intake, "apply_all", careless)
 
 
 def _take_what_is_out_of_order(patch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def _take_what_is_out_of_order(patch: pytest.MonkeyPatch) -> None:
         start = max(0, request.start_seqno - 3)
         return request._replace(start_seqno=start, snapshot_start=start)
 
-    patch.setattr(stream_opening, "admit", early)
+    patch.setattr(producer, "admit", early)
 
 
 def _lose_the_revision(patch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def _forget_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:
     def careless(vbucket: VBucket, records: Any, highest_cas: int, snapshot: Any, *_: Any) -> None:
         apply_all(vbucket, records, highest_cas, snapshot)
 
-    patch.setattr(replica_stream, "apply_all", careless)
+    patch.setattr(intake, "apply_all", careless)
     patch.setattr(replica_module, "apply_all", careless)
 
 
@@ -207,7 +207,7 @@ def _go_on_with_the_next_cas(patch: pytest.MonkeyPatch) -> None:
 
 def _forget_the_floor(patch: pytest.MonkeyPatch) -> None:
     """Do not learn of deletions that the source has dropped."""
-    patch.setattr(replica_stream, "outrank", lambda vbucket, rev: None)
+    patch.setattr(intake, "outrank", lambda vbucket, rev: None)
 
 
 def _keep_followers_of_an_old_history(patch: pytest.MonkeyPatch) -> None:
@@ -217,12 +217,12 @@ def _keep_followers_of_an_old_history(patch: pytest.MonkeyPatch) -> None:
         vbucket.failover_log = tuple(log)
         vbucket.change_header()
 
-    patch.setattr(replica_stream, "take_history", silent)
+    patch.setattr(intake, "take_history", silent)
 
 
 def _keep_the_old_log(patch: pytest.MonkeyPatch) -> None:
     """Do not take the source's history over."""
-    patch.setattr(replica_stream, "take_history", lambda *arguments: None)
+    patch.setattr(intake, "take_history", lambda *arguments: None)
 
 
 # --- rolling back ---------------------------------------------------------------------------------
@@ -320,8 +320,7 @@ def _answer_a_takeover_at_once(patch: pytest.MonkeyPatch) -> None:
 
 def _let_writes_go_on(patch: pytest.MonkeyPatch) -> None:
     """Do not stop the source before the last items go out."""
-    opening = stream_opening.StreamOpening
-    patch.setattr(opening, "_die", lambda each, vbucket, on_disk: on_disk(True))
+    patch.setattr(producer.Producer, "_die", lambda each, vbucket, on_disk: on_disk(True))
 
 
 def _branch_at_a_hand_over(patch: pytest.MonkeyPatch) -> None:
@@ -344,13 +343,13 @@ def _forget_whom_to_follow(patch: pytest.MonkeyPatch) -> None:
 
 def _never_dial_again(patch: pytest.MonkeyPatch) -> None:
     """Be content with one connection."""
-    call = Source._call
+    call = Source._dial_now
 
     def once(source: Source) -> None:
         if not source.attempts:
             call(source)
 
-    patch.setattr(Source, "_call", once)
+    patch.setattr(Source, "_dial_now", once)
 
 
 def _let_followers_live_through_a_rollback(patch: pytest.MonkeyPatch) -> None:

@@ -26,20 +26,15 @@ from uprmc.engine.reading import Leases, Reading
 from uprmc.engine.vbucket import VBucket
 from uprmc.model import Item, VBucketState
 from uprmc.record import seqno_of, unpack
+from uprmc.upr import admission, frames, producer
+from uprmc.upr import feed as feed_module
+from uprmc.upr import stream as stream_module
+from uprmc.upr.barrier import ByCycle, ByVector, Place
+from uprmc.upr.feed import Feed, Readings, Rounds
 from uprmc.upr.hub import Slots
-from uprmc.upr.produce import admission, frames, markers, producer, stream_opening
-from uprmc.upr.produce import feed as feed_module
-from uprmc.upr.produce import stream as stream_module
-from uprmc.upr.produce.barrier import ByCycle, ByVector, Place
-from uprmc.upr.produce.feed import Feed
-from uprmc.upr.produce.lease_stream import LeaseStream
-from uprmc.upr.produce.missing_deletions import MissingDeletions
-from uprmc.upr.produce.notifier import NotifierStream
-from uprmc.upr.produce.readings import Readings
-from uprmc.upr.produce.schedule import Rounds
-from uprmc.upr.produce.stream import Stream
-from uprmc.upr.produce.stream_opening import StreamOpening
-from uprmc.upr.produce.takeover import TakeoverStream
+from uprmc.upr.producer import Producer
+from uprmc.upr.stream import LeaseStream, NotifierStream, Stream
+from uprmc.upr.takeover import TakeoverStream
 
 pytestmark = pytest.mark.sim
 
@@ -103,7 +98,8 @@ def _do_not_insist(patch: pytest.MonkeyPatch) -> None:
             return send(each, *arguments)
         except AssertionError:
             each.last_seqno = each.snapshot_end
-            return each._complete_snapshot(*arguments[:2])
+            each._complete_snapshot(arguments[0])
+            return 0
 
     patch.setattr(Stream, "_send_items", careless)
 
@@ -147,12 +143,12 @@ def _send_deletions_without_cas(patch: pytest.MonkeyPatch) -> None:
 
 
 def _announce(patch: pytest.MonkeyPatch, change: Callable[[int, int], tuple[int, int]]) -> None:
-    marker = markers.snapshot_marker
+    marker = stream_module.snapshot_marker
 
     def changed(number: int, opaque: int, start: int, end: int, kind: int) -> bytes:
         return marker(number, opaque, *change(start, end), kind)
 
-    patch.setattr(markers, "snapshot_marker", changed)
+    patch.setattr(stream_module, "snapshot_marker", changed)
 
 
 def _announce_one_too_many(patch: pytest.MonkeyPatch) -> None:
@@ -171,7 +167,7 @@ def _announce_the_rest_as_new(patch: pytest.MonkeyPatch) -> None:
 
     def careless(each: Stream) -> None:
         release(each)
-        each.markers.floor = None
+        each._floor = None
 
     patch.setattr(Stream, "release", careless)
 
@@ -208,8 +204,8 @@ def _never_mind_what_was_purged(patch: pytest.MonkeyPatch) -> None:
     """Neither look when a stream is asked for, nor when a reading is opened, nor judge answers."""
     _forget_what_was_purged(patch)
     _silence_requests(patch)
-    whole = MissingDeletions.concern
-    patch.setattr(MissingDeletions, "concern", lambda *given: bool(whole(*given) and False))
+    whole = Stream._lacks_deletions
+    patch.setattr(Stream, "_lacks_deletions", lambda *given: bool(whole(*given) and False))
 
 
 def _keep_the_purge_seqno(patch: pytest.MonkeyPatch) -> None:
@@ -241,12 +237,12 @@ def _purge_what_is_not_due(patch: pytest.MonkeyPatch) -> None:
 
 def _ignore_known_versions(patch: pytest.MonkeyPatch) -> None:
     """Look at the newest only, and think it unknown."""
-    made = stream_opening.Asked
+    made = producer.Asked
 
     def careless(request: Any, versions: Any, *rest: Any) -> Any:
         return made(request._replace(uuid=1) if versions else request, (), *rest)
 
-    patch.setattr(stream_opening, "Asked", careless)
+    patch.setattr(producer, "Asked", careless)
 
 
 def _send_the_log_oldest_first(patch: pytest.MonkeyPatch) -> None:
@@ -324,11 +320,10 @@ def _say_nothing_of_snapshot_ends(patch: pytest.MonkeyPatch) -> None:
     """Leave them out."""
     complete = Feed.snapshot_complete
 
-    def silent(feed: Feed, *arguments: Any) -> int:
+    def silent(feed: Feed, *arguments: Any) -> None:
         before, feed._options.snapshot_ends = feed._options.snapshot_ends, False
-        sent = complete(feed, *arguments)
+        complete(feed, *arguments)
         feed._options.snapshot_ends = before
-        return sent
 
     patch.setattr(Feed, "snapshot_complete", silent)
 
@@ -339,7 +334,7 @@ def _miscount_a_snapshot(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         Feed,
         "snapshot_complete",
-        lambda feed, each, items, out: complete(feed, each, items + 1, out),
+        lambda feed, each, items: complete(feed, each, items + 1),
     )
 
 
@@ -444,7 +439,7 @@ def _never_notify(patch: pytest.MonkeyPatch) -> None:
 def _lease_the_present(patch: pytest.MonkeyPatch) -> None:
     """Read a lease as it is now."""
 
-    def take(each: LeaseStream, host: Any) -> Reading:
+    def take(each: LeaseStream, feed: Feed) -> Reading:
         assert each._lease is not None
         return each._lease.read(each.vbucket)
 
@@ -453,18 +448,18 @@ def _lease_the_present(patch: pytest.MonkeyPatch) -> None:
 
 def _serve_leases_only_while_the_vbucket_is_served(patch: pytest.MonkeyPatch) -> None:
     """Look at the vBucket before the lease."""
-    leased = StreamOpening._leased_stream
+    leased = Producer._leased_stream
 
-    def strict(each: StreamOpening, start: Any, asked: Any, peer: Any) -> Any:
-        stream_opening.locate(each._hub.bucket, start.vbucket, asked.request.flags)
-        return leased(each, start, asked, peer)
+    def strict(each: Producer, start: Any, asked: Any) -> Any:
+        producer.locate(each._hub.bucket, start.vbucket, asked.request.flags)
+        return leased(each, start, asked)
 
-    patch.setattr(StreamOpening, "_leased_stream", strict)
+    patch.setattr(Producer, "_leased_stream", strict)
 
 
 def _let_writes_go_on_in_a_takeover(patch: pytest.MonkeyPatch) -> None:
     """Do not stop the source before the last items go out."""
-    patch.setattr(StreamOpening, "_die", lambda each, vbucket, on_disk: on_disk(True))
+    patch.setattr(Producer, "_die", lambda each, vbucket, on_disk: on_disk(True))
 
 
 def _activate_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from uprmc.engine.watermarks import rows as rows_module
 from uprmc.engine.watermarks import table as table_module
 from uprmc.engine.watermarks.registry import Reported, Watermarks
 from uprmc.model import SEQNO_MAX, SnapshotRange, VBucketHeader
-from uprmc.upr.produce.missing_deletions import MissingDeletions
+from uprmc.upr.stream import Stream
 
 pytestmark = pytest.mark.sim
 
@@ -89,8 +89,8 @@ def _raise_the_floor(patch: pytest.MonkeyPatch) -> None:
 
 def _ask_once_only(patch: pytest.MonkeyPatch) -> None:
     """Do not look again when the snapshot is opened."""
-    whole = MissingDeletions.concern
-    patch.setattr(MissingDeletions, "concern", lambda *given: bool(whole(*given) and False))
+    whole = Stream._lacks_deletions
+    patch.setattr(Stream, "_lacks_deletions", lambda *given: bool(whole(*given) and False))
 
 
 # --- what is on disk ------------------------------------------------------------------------------

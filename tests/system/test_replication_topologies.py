@@ -87,7 +87,7 @@ def test_a_replica_in_a_chain_gives_nothing_away(cluster: Cluster) -> None:
 def test_persistence_that_stops_at_the_source_in_mid_takeover_ends_it(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uprmc.upr.follow.handover._STILL_S", 0.5)
+    monkeypatch.setattr("uprmc.upr.handover._STILL_S", 0.5)
     a, b = cluster.start("a"), cluster.start("b")
     write(a, 0, 100)
     cluster.until_on_disk(a)

@@ -25,7 +25,7 @@ from uprmc.protocol.upr import (
 from uprmc.record import pack
 from uprmc.rollback import Held, Position, rollback_point
 from uprmc.tap_adapter.upstream import Standing
-from uprmc.upr.produce.frames import Form, ItemWriter
+from uprmc.upr.frames import Form, ItemWriter
 
 #: As much as a snapshot holds before the next one begins, where a test does not say.
 _SNAPSHOT_ITEMS = 1_000_000

@@ -32,8 +32,8 @@ from uprmc.protocol.upr import snapshot_marker
 from uprmc.record import pack
 from uprmc.tap_adapter.item_messages import TapForm, with_ack
 from uprmc.tap_adapter.translate import Run, take_frame, translate_run
+from uprmc.upr.frames import Form, ItemWriter
 from uprmc.upr.peer import UprRequest
-from uprmc.upr.produce.frames import Form, ItemWriter
 
 FORMS = [TapForm(*choice) for choice in product((False, True), repeat=2)]
 PLENTY = 1_000_000

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-from uprmc.upr.produce.barrier import ByCycle, ByVector
+from uprmc.upr.barrier import ByCycle, ByVector
 
 AnyBarriers = ByVector | ByCycle
 LIMIT = 10_000

@@ -24,7 +24,7 @@ from tests.upr.peer import (
 from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState
 from uprmc.ports import Session
-from uprmc.upr.receive.link import Link
+from uprmc.upr.link import Link
 
 REPLICA, ACTIVE = VBucketState.REPLICA, VBucketState.ACTIVE
 GET_VERSION, ALL_SEQNOS, SEQNO_ACK = 0xE7, 0x48, 0x61

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from tests.kv.harness import Rig
 from uprmc.model import VBucketState
-from uprmc.upr.follow import line
-from uprmc.upr.follow.replication import Replication
+from uprmc.upr import link
+from uprmc.upr.replication import Replication
 
 A, B = "10.0.0.1:11210", "10.0.0.2:11210"
 
@@ -30,7 +31,8 @@ class FakeLink:
         self.asked: list[list[int]] = []
         self.left: list[list[int]] = []
         self.taking: list[list[int]] = []
-        self.items = self.rollbacks = self.backoffs = self.steps = 0
+        self.items = self.rollbacks = self.steps = 0
+        self.window = SimpleNamespace(backoffs=0)
         self.ticks: list[float] = []
         self.granted: set[bytes] = set()
         self.questions: list[tuple[int, Callable[[Any], None]]] = []
@@ -58,19 +60,24 @@ class FakeLink:
 
     def opens(self) -> None:
         self.open = True
-        self.owner.opened()
+        if self.owner is not None:
+            self.owner.opened()
 
     def begins(self, *numbers: int) -> None:
         for number in numbers:
-            self.owner.began(number)
+            if self.owner is not None:
+                self.owner.began(number)
 
     def ends(self, number: int, why: str = "gone", *, retry: bool = True) -> None:
         self.streams.pop(number, None)
-        self.owner.ended(number, why, retry)
+        if self.owner is not None:
+            self.owner.ended(number, why, retry)
 
     def closes(self, why: str = "connection lost") -> None:
         self.open = False
-        self.owner.closed(why)
+        owner, self.owner = self.owner, None
+        if owner is not None:
+            owner.closed(why)
 
 
 class FakeCall:
@@ -101,7 +108,7 @@ class World:
     """A node's rules, and every call that its replication makes."""
 
     def __init__(self, monkeypatch: Any, **changes: Any) -> None:
-        monkeypatch.setattr(line, "Link", FakeLink)
+        monkeypatch.setattr(link, "Link", FakeLink)
         self.rig = Rig(**changes)
         self.bucket = self.rig.bucket
         self.calls: list[FakeCall] = []

@@ -30,7 +30,7 @@ from uprmc.errors import (
     TemporaryFailure,
     TooLarge,
 )
-from uprmc.upr.produce.barrier import Barrier, ByCycle, ByVector, Place, _Return, _Vector
+from uprmc.upr.barrier import Barrier, ByCycle, ByVector, Place, _Return, _Vector
 
 both = pytest.mark.parametrize("rule", [ByVector, ByCycle])
 randoms = st.randoms(use_true_random=False)

@@ -24,7 +24,7 @@ from uprmc.protocol.upr import (
     TimedDeletionExtras,
 )
 from uprmc.record import pack
-from uprmc.upr.produce.frames import CompiledItemWriter, Form, ItemWriter, Written
+from uprmc.upr.frames import CompiledItemWriter, Form, ItemWriter, Written
 
 VBUCKET, OPAQUE = 0x8203, 0xFEEDBEEF
 PLAIN = Form()

@@ -12,7 +12,7 @@ from tests.upr import peer
 from tests.upr.peer import frame, mutation
 from uprmc.model import Item, Origin
 from uprmc.record import unpack
-from uprmc.upr.receive import intake
+from uprmc.upr import intake
 
 VBUCKET, OPAQUE = 3, 7
 GOOD = [mutation(VBUCKET, OPAQUE, n, b"k%d" % n, b"v" * n, cas=100 - n) for n in (4, 6, 9)]

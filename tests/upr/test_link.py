@@ -545,7 +545,7 @@ def test_while_memory_is_short_nothing_is_acknowledged_and_soon_after_it_is(
     assert pressed, "the pager is told"
     small.link.tick(1.5)
     assert only(small.sent(), BUFFER_ACK) == []
-    assert small.link.backoffs == 1
+    assert small.link.window.backoffs == 1
     account.used -= account.write_limit + 1
     small.link.tick(1.6)
     assert len(only(small.sent(), BUFFER_ACK)) == 1
@@ -703,10 +703,10 @@ def test_the_owner_may_end_the_link_whenever_it_is_told_something(target: Rig) -
 def test_the_flusher_knows_that_a_link_is_far_behind(script: Script, target: Rig) -> None:
     flusher = target.bucket.flusher
     script.follow()
-    script.link.progress.source_seqnos = {0: 30_000}
+    script.link.source_seqnos = {0: 30_000}
     script.link.tick(1.0)
     assert not flusher.pace.filling
-    script.link.progress.source_seqnos = {0: 30_001}
+    script.link.source_seqnos = {0: 30_001}
     script.link.tick(2.0)
     script.link.tick(3.0)
     assert flusher.pace.filling == 1
@@ -716,8 +716,8 @@ def test_the_flusher_knows_that_a_link_is_far_behind(script: Script, target: Rig
 
 def test_a_link_that_has_caught_up_is_no_longer_far_behind(script: Script, target: Rig) -> None:
     script.follow()
-    script.link.progress.source_seqnos = {0: 30_001}
+    script.link.source_seqnos = {0: 30_001}
     script.link.tick(1.0)
-    script.link.progress.source_seqnos = {0: 3}
+    script.link.source_seqnos = {0: 3}
     script.link.tick(2.0)
     assert not target.bucket.flusher.pace.filling

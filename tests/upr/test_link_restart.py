@@ -9,7 +9,7 @@ from tests.upr.link_rig import Pair, Script, failover_log, replica_rig, restore
 from tests.upr.peer import fill, marker, mutation, upr_rig, write
 from tests.upr.replication_rig import A, B, World
 from uprmc.model import VBucketState
-from uprmc.upr.follow import followed_document
+from uprmc.upr import replication
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 
@@ -21,7 +21,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 def written_down(world: World, followed: dict[str, list[int]]) -> None:
     world.bucket.flusher.write_local(
-        followed_document.NAME, followed_document.encode(followed), lambda _: None
+        replication.FOLLOWED, replication.encode_followed(followed), lambda _: None
     )
     world.rig.flush()
 
@@ -32,12 +32,12 @@ def test_states_and_who_is_followed_are_in_one_commit(world: World) -> None:
     assert flush is not None
     headers = {change.vbucket: change.header for change in flush.batch.changes}
     assert [headers[number].state for number in (0, 1)] == [REPLICA, REPLICA]  # type: ignore[union-attr]
-    assert followed_document.NAME in flush.batch.local
+    assert replication.FOLLOWED in flush.batch.local
     world.bucket.flusher.commit(flush)
     world.bucket.flusher.finish(flush)
     world.fail_over(0)
-    stored = world.rig.store.local(followed_document.NAME)
-    assert followed_document.decode(stored) == {1: A}
+    stored = world.rig.store.local(replication.FOLLOWED)
+    assert replication.decode_followed(stored) == {1: A}
 
 
 @pytest.mark.parametrize("state", [ACTIVE, DEAD])
@@ -50,7 +50,7 @@ def test_what_is_no_replica_any_more_is_left_alone_and_forgotten(
     world.replication.resume()
     assert world.followed() == {A: [1]}
     world.rig.flush()
-    assert followed_document.decode(world.rig.store.local(followed_document.NAME)) == {1: A}
+    assert replication.decode_followed(world.rig.store.local(replication.FOLLOWED)) == {1: A}
 
 
 def test_a_promotion_that_did_not_reach_the_disk_is_a_replica_that_follows_again(
@@ -63,7 +63,7 @@ def test_a_promotion_that_did_not_reach_the_disk_is_a_replica_that_follows_again
     view.close()
     assert header is not None
     assert header.state == REPLICA
-    assert followed_document.decode(world.rig.store.local(followed_document.NAME)) == {0: A}
+    assert replication.decode_followed(world.rig.store.local(replication.FOLLOWED)) == {0: A}
 
 
 # --- what others do to a vBucket while it is filled -----------------------------------------------

@@ -426,7 +426,7 @@ def test_a_disk_that_cannot_be_read_is_not_the_end(
     def broken(*_: object) -> None:
         raise StoreError("unreadable")
 
-    monkeypatch.setattr("uprmc.upr.receive.undo.lost_keys", broken)
+    monkeypatch.setattr("uprmc.upr.undo.lost_keys", broken)
     script.answer(asked, value=failover_log(B, A))
     assert [event[::3] for event in script.owner.take()] == [("ended", True)]
     assert not script.link.closing

@@ -44,8 +44,8 @@ from tests.upr.peer import (
     upr_rig,
     write,
 )
-from uprmc.upr.produce.producer import Producer
-from uprmc.upr.receive.consumer import Consumer
+from uprmc.upr.consumer import Consumer
+from uprmc.upr.producer import Producer
 
 
 @pytest.fixture

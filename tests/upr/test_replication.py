@@ -15,7 +15,7 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.model import SnapshotRange, VBucketState
-from uprmc.upr.follow import followed_document
+from uprmc.upr import replication
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 
@@ -26,7 +26,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 
 
 def document(world: World) -> object:
-    stored = world.rig.store.local(followed_document.NAME)
+    stored = world.rig.store.local(replication.FOLLOWED)
     return stored and json.loads(stored)
 
 
@@ -218,7 +218,7 @@ def test_the_new_state_and_the_end_of_following_are_in_one_commit(world: World) 
     world.bucket.set_state(0, ACTIVE)
     flush = world.bucket.flusher.begin()
     assert flush is not None
-    assert flush.batch.local == {followed_document.NAME: None}
+    assert flush.batch.local == {replication.FOLLOWED: None}
     assert [change.vbucket for change in flush.batch.changes] == [0]
 
 
@@ -311,7 +311,7 @@ def test_a_document_that_makes_no_sense_is_told_and_kept(
     world: World, stored: bytes, why: str
 ) -> None:
     told: list[bool] = []
-    world.bucket.flusher.write_local(followed_document.NAME, stored, told.append)
+    world.bucket.flusher.write_local(replication.FOLLOWED, stored, told.append)
     world.rig.flush()
     world.replication.resume()
     assert world.followed() == {}
@@ -319,8 +319,8 @@ def test_a_document_that_makes_no_sense_is_told_and_kept(
     assert place == ""
     assert "nothing is followed" in trouble
     with pytest.raises(ValueError, match=why):
-        followed_document.decode(stored)
-    assert world.rig.store.local(followed_document.NAME) == stored
+        replication.decode_followed(stored)
+    assert world.rig.store.local(replication.FOLLOWED) == stored
 
 
 # --- failover -----------------------------------------------------------------------------------

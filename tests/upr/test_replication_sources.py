@@ -14,7 +14,7 @@ from tests.upr.replication_rig import A, B, FakeLink, World
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.remote import features
-from uprmc.upr.follow.source import FIRST_PAUSE_S, Pause, Source
+from uprmc.upr.source import FIRST_PAUSE_S, Pause, Source
 
 MOST_S = 15.0
 
@@ -121,7 +121,7 @@ def test_what_held_for_a_while_is_dialled_again_soon(world: World) -> None:
         world.redialled_after()
     world.calls[-1].opens()
     world.wait(MOST_S)
-    link = source(world)._link()
+    link = source(world)._open_link()
     assert link is not None
     link.closes()
     assert world.redialled_after() <= FIRST_PAUSE_S + 0.02
@@ -361,7 +361,7 @@ def test_a_source_that_is_not_reached_lags_ever_longer(world: World) -> None:
 
 def test_what_is_received_counts_over_lines_and_sources(world: World) -> None:
     link = linked(world, [0])
-    link.items, link.rollbacks, link.backoffs = 3, 1, 2
+    link.items, link.rollbacks, link.window.backoffs = 3, 1, 2
     link.closes()
     world.redialled_after()
     link = world.calls[-1].opens()
@@ -369,5 +369,5 @@ def test_what_is_received_counts_over_lines_and_sources(world: World) -> None:
     assert source(world).received == (7, 3, 2)
     world.stop()
     link = linked(world, [1])
-    link.items, link.backoffs = 5, 1
+    link.items, link.window.backoffs = 5, 1
     assert world.replication.received == (12, 3, 3)

@@ -270,9 +270,10 @@ def test_who_kills_it_meanwhile_is_obeyed(world: World) -> None:
 def test_a_verdict_is_given_once(world: World) -> None:
     told = world.take_over(A, [0])
     link = world.calls[0].opens()
+    owner = link.owner
     link.ends(0, "first")
-    link.ends(0, "second")
-    link.owner.taken(0)
+    owner.ended(0, "second", True)
+    owner.taken(0)
     link.closes()
     world.rig.flush()
     assert told == [({0: REFUSED}, "vBucket 0: first")]

@@ -33,7 +33,7 @@ from uprmc.kv.upr_session import UprSession
 from uprmc.kv.watermark_reports import answers_to_reports
 from uprmc.model import VBucketState
 from uprmc.upr.peer import UprRequest
-from uprmc.upr.produce.producer import Producer
+from uprmc.upr.producer import Producer
 
 REPORTS = 0xDD
 SET, REMOVE = 0, 1

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from uprmc.upr.produce.schedule import Round, RoundRobin, Rounds, Schedule
-from uprmc.upr.produce.stream import Stream
+from uprmc.upr.feed import Round, RoundRobin, Rounds, Schedule
+from uprmc.upr.stream import Stream
 
 
 @dataclass

@@ -687,7 +687,7 @@ def test_a_refused_request_leaves_no_trace(rig: Rig) -> None:
 def test_so_many_ended_streams_are_remembered(
     monkeypatch: pytest.MonkeyPatch, limit: int, kept: list[int]
 ) -> None:
-    monkeypatch.setattr("uprmc.upr.produce.feed._ENDED_STREAMS", limit)
+    monkeypatch.setattr("uprmc.upr.feed._ENDED_STREAMS", limit)
     peer = Peer.open(upr_rig())
     for number in range(4):
         peer.say(stream_request(number, 0, 0))

@@ -19,7 +19,7 @@ from tests.upr.test_watermarks_on_the_wire import (
     report,
     told,
 )
-from uprmc.upr.produce import registration
+from uprmc.upr import registration
 
 #: Lifetimes by kind on the wire: other, xdcr, index, replica, rebalance, backup, spark.
 LIFETIMES = (3_600, 3_600, 86_400, 3_600, 900, 691_200, 86_400)

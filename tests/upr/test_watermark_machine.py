@@ -43,7 +43,7 @@ from tests.upr.test_watermarks_on_the_wire import HWT_REPORT, purge, report
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import rows, table
 from uprmc.model import VBucketState
-from uprmc.upr.produce.missing_deletions import MissingDeletions
+from uprmc.upr.stream import Stream
 
 KEYS = [b"k%d" % number for number in range(5)]
 NAMES = [b"a", b"b", b"c"]
@@ -342,8 +342,8 @@ FAULTS: dict[str, tuple[Any, str, Callable[[Any], Any]]] = {
     ),
     "an expired row still limits": (rows.Row, "is_expired", lambda _: lambda self, now: False),
     "the check is not repeated": (
-        MissingDeletions,
-        "concern",
+        Stream,
+        "_lacks_deletions",
         lambda whole: lambda *given: bool(whole(*given) and False),
     ),
 }

@@ -18,7 +18,7 @@ from uprmc.model import Item, Origin, VBucketState
 from uprmc.protocol.opcodes import MAGIC_RESPONSE, Feature, Opcode
 from uprmc.record import pack
 from uprmc.server.node import Node
-from uprmc.upr.produce import options
+from uprmc.upr import options
 from uprmc.xdcr import target as targets
 from uprmc.xdcr.link import Link
 from uprmc.xdcr.reconcile import FarDocuments

@@ -36,7 +36,7 @@ from uprmc.protocol.replication import (
     GET_VERSION_REPLY_EXTRAS,
 )
 from uprmc.record import FRONT, LIFE_BITS, TAIL, build, cas_of, tail_at, unpack
-from uprmc.upr.produce.admission import locate
+from uprmc.upr.admission import locate
 
 _PLAIN_META = 1
 _WITH_DATATYPE = 2

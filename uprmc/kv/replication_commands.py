@@ -30,7 +30,7 @@ from uprmc.protocol.replication import (
 )
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 from uprmc.remote.ranges import named
-from uprmc.upr.follow.replication import Replication
+from uprmc.upr.replication import Replication
 
 _KNOWN_FLAGS = int(ReplicateFlag.STOP | ReplicateFlag.DEMOTE)
 

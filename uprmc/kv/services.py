@@ -12,8 +12,8 @@ from uprmc.errors import CommandError
 from uprmc.kv.control import Control
 from uprmc.kv.door import Door
 from uprmc.ports import Session
-from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
+from uprmc.upr.replication import Replication
 
 #: One group of statistics: (name, value) in the order shown.
 StatGroup = list[tuple[str, str]]

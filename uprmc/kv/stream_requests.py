@@ -23,7 +23,7 @@ from uprmc.protocol.upr_many import (
     encode_stream_answers,
 )
 from uprmc.upr.peer import UprRequest
-from uprmc.upr.produce.producer import Producer
+from uprmc.upr.producer import Producer
 
 #: At most this many streams are started in one turn.
 ANSWERED_AT_ONCE = 64

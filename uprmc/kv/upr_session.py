@@ -44,10 +44,9 @@ from uprmc.protocol.watermarks import (
     decode_report,
 )
 from uprmc.protocol.watermarks_many import REPORTS_EXTRAS
-from uprmc.upr.keepalive import Due
-from uprmc.upr.peer import Peer, UprRequest
-from uprmc.upr.produce.producer import Producer
-from uprmc.upr.receive.consumer import Consumer
+from uprmc.upr.consumer import Consumer
+from uprmc.upr.peer import Due, Negotiated, Peer, UprRequest
+from uprmc.upr.producer import Producer
 
 GENTLE_BYTES = 64 * 1024
 GENTLE_PULL_BYTES = 2 * 1024
@@ -86,7 +85,7 @@ _MANY: dict[int, Answers] = {
 def _side(
     before: BinarySession,
     wake: Callable[[], None],
-    hang_up: Callable[[], None],
+    hang_up: Callable[[str], None],
     opening: Request,
     flags: int,
 ) -> Peer:
@@ -95,17 +94,10 @@ def _side(
     request = UprRequest(opening.opcode, 0, opening.opaque, opening.extras, opening.key)
     if not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER):
         return Consumer(hub, request, wake, hang_up)
-    return Producer(
-        hub,
-        request,
-        flags,
-        wake,
-        hang_up,
-        datatypes=before.datatypes,
-        modern=before.greeted,
-        terms=before.with_terms,
-        origins=before.with_origins,
+    negotiated = Negotiated(
+        before.greeted, before.datatypes, before.with_terms, before.with_origins
     )
+    return Producer(hub, request, flags, negotiated, wake, hang_up)
 
 
 class UprSession(BinarySession):
@@ -120,6 +112,7 @@ class UprSession(BinarySession):
         "_pausing",
         "_sent",
         "_version_max_bytes",
+        "drained",
         "peer",
     )
 
@@ -132,6 +125,7 @@ class UprSession(BinarySession):
         self._gentle_left = GENTLE_BYTES
         self._pausing = False
         self._sent = 0
+        self.drained = False  # the last pull has left nothing, see `ports.Draining`
         self.peer = _side(before, wake, self._hang_up, opening, flags)
         consumes = isinstance(self.peer, Consumer)
         most = before.services.settings.max_frame_bytes
@@ -162,6 +156,7 @@ class UprSession(BinarySession):
         pieces = super().data_to_send(budget)
         if self.closing:
             return pieces
+        self.drained = False
         room = budget - sum(map(len, pieces))
         if self._gentle_left > 0:
             room = min(room, GENTLE_PULL_BYTES)
@@ -169,25 +164,24 @@ class UprSession(BinarySession):
                 if self.services.pause is None:
                     self._go_on()
                 return pieces
-        if room > 0 and not self._unsent:
-            self._add_frames(pieces, room)
-        return pieces
-
-    def _add_frames(self, pieces: list[bytes], room: int) -> None:
+        if room <= 0 or self._unsent:
+            return pieces
+        replies = bool(pieces)
         sent = self.peer.fill(pieces, room)
         self._sent += sent
+        self.drained = self.peer.drained and not replies
         if sent and self._gentle_left > 0:
             self._gentle_left -= sent
-            self._begin_pause(sent)
+            if sent >= GENTLE_PULL_BYTES // 2 or self.services.pause is None:
+                self.drained = False
+                self._begin_pause()
+        return pieces
 
-    def _begin_pause(self, sent: int) -> None:
+    def _begin_pause(self) -> None:
         """Let input be read in between: for a while, or where nobody keeps time until next turn."""
-        pause = self.services.pause
-        if pause is None:
-            self._pausing = True
-        elif sent >= GENTLE_PULL_BYTES // 2:
-            self._pausing = True
-            pause(GENTLE_PAUSE_S, self._go_on)
+        self._pausing = True
+        if self.services.pause is not None:
+            self.services.pause(GENTLE_PAUSE_S, self._go_on)
 
     def _go_on(self) -> None:
         self._pausing = False
@@ -198,7 +192,7 @@ class UprSession(BinarySession):
         super().connection_lost()
         self.peer.close()
 
-    def _hang_up(self) -> None:
+    def _hang_up(self, _why: str) -> None:
         """End the conversation at once, also with a peer that reads nothing and is never pulled."""
         self._close()
         self._wake()

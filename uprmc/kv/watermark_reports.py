@@ -25,7 +25,7 @@ from uprmc.protocol.watermarks_many import (
     encode_refused,
 )
 from uprmc.upr.peer import Answer, UprRequest
-from uprmc.upr.produce.producer import Producer
+from uprmc.upr.producer import Producer
 
 #: This many reports are looked at in one turn; fewer of those that may change more than watermarks.
 _LOOKED_AT_AT_ONCE = 512

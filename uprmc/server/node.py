@@ -62,8 +62,8 @@ from uprmc.server.work.periodic import Housekeeping, ReplicationDriver, TapDrive
 from uprmc.server.work.turns import LongWork, WakeList
 from uprmc.storage.directory import open_directory
 from uprmc.tap_adapter.node_tap import NodeTap
-from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
+from uprmc.upr.replication import Replication
 
 # --- what the log says of a data directory --------------------------------------------------------
 # What the log says of a data directory: that it is rewritten, or begins a new history.

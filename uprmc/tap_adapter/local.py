@@ -30,8 +30,8 @@ from uprmc.protocol.upr import MUTATION_FRAME, ROLLBACK_VALUE, StreamRequest
 from uprmc.tap_adapter.document_fetch import DocumentFetch
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import UprRequest
-from uprmc.upr.produce.producer import Producer
+from uprmc.upr.peer import Negotiated, UprRequest
+from uprmc.upr.producer import Producer
 
 #: Before the client's name in statistics, as ep-engine has it.
 PREFIX = b"eq_tapq:"
@@ -105,12 +105,17 @@ class LocalUpstream:
         self._wake = wake
         self._gone = False
         self._fetches: dict[DocumentFetch, None] = {}
-        self._producer = Producer(hub, opening, int(flags), self._stirred, modern=True)
+        self._producer = Producer(
+            hub, opening, int(flags), Negotiated(greeted=True), self._stirred, self._hung_up
+        )
 
     def _stirred(self) -> None:
         if not self._gone:
-            self.closed = self._producer.closed
             self._wake()
+
+    def _hung_up(self, why: str) -> None:
+        self.closed = why
+        self._stirred()
 
     @property
     def flushes(self) -> int:

@@ -162,7 +162,6 @@ class Hub:
         older = self.producers.get(name) or self.consumers.get(name)
         if older is not None:
             older.disconnect("another connection has taken its name")
-            older.close()
 
     def release_views(self) -> None:
         """Have everybody give up what is held of the store."""

@@ -1,13 +1,16 @@
-"""What a session hands to the side of a UPR connection that it runs, and what it gets back."""
+"""What a session hands to the side of a UPR connection that it runs, and what it gets back.
+
+Here is also what tells when a peer has vanished; UPR reference 4.7.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import Enum
 from typing import NamedTuple, Protocol
 
 from uprmc.model import Item
 from uprmc.protocol.header import ResponseFrame
-from uprmc.upr.keepalive import Due
 
 
 class UprRequest(NamedTuple):
@@ -30,16 +33,27 @@ class Answer(NamedTuple):
     value: bytes = b""
 
 
+class Negotiated(NamedTuple):
+    """What HELLO has granted a connection before its OPEN."""
+
+    greeted: bool = False  # it has said HELLO, as peers of today do
+    datatypes: int = 0  # datatype bits that it understands
+    terms: bool = False  # it is told terms
+    origins: bool = False  # it is told where items were accepted
+
+
+class Due(Enum):
+    """What a tick of the clock asks for."""
+
+    NOTHING = 0
+    PROBE = 1
+    HANG_UP = 2
+
+
 class Peer(Protocol):
-    """A producer or a consumer, as its session sees it.
+    """A producer or a consumer, as its session sees it."""
 
-    Attributes:
-        name: the connection's; a newer one of that name disconnects it.
-        closed: why the connection is to be closed, ``""`` while it is not.
-    """
-
-    name: bytes
-    closed: str
+    name: bytes  # the connection's; a newer one of that name disconnects it
 
     def handle(self, request: UprRequest) -> Answer | None:
         """Carry out a request; returns the answer, ``None`` if it has none now.
@@ -59,6 +73,10 @@ class Peer(Protocol):
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append frames to `out`, about `budget` bytes at most; return how many bytes."""
 
+    @property
+    def drained(self) -> bool:
+        """Whether the last `fill` has left nothing; the session is woken before there is more."""
+
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Learn the monotonic time in seconds and what was sent so far; say what is due."""
 
@@ -72,7 +90,51 @@ class Peer(Protocol):
         """Ask the other side for a key's newest version; says whether it can be asked."""
 
     def disconnect(self, why: str) -> None:
-        """Ask the session to hang up."""
+        """Ask the session to hang up, and close."""
 
     def close(self) -> None:
         """Let go of everything: the connection is gone, or is to go; harmless twice."""
+
+
+class KeepAlive:
+    """After an interval without a frame a probe goes out; unanswered for another one, we hang up.
+
+    Times are monotonic seconds.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self.enabled = False  # the peer has asked for it
+        self.interval_s = interval_s
+        self.waiting = False  # for an answer
+        self._quiet_since: float | None = None
+        self._sent_before = 0
+
+    def enable(self, enabled: bool) -> None:
+        """Begin or stop; a peer that was not probed yet owes no answer."""
+        if enabled is not self.enabled:
+            self.enabled, self.waiting, self._quiet_since = enabled, False, None
+
+    def tick(self, now: float, sent_bytes: int) -> Due:
+        """Say what is due.
+
+        Args:
+            now: the time.
+            sent_bytes: what has been sent on the connection so far; a rise is a sign of life of
+                ours.
+        """
+        if not self.enabled:
+            return Due.NOTHING
+        if self._quiet_since is None or (sent_bytes != self._sent_before and not self.waiting):
+            self._quiet_since = now
+            self._sent_before = sent_bytes
+        if now - self._quiet_since < self.interval_s:
+            return Due.NOTHING
+        if self.waiting:
+            return Due.HANG_UP
+        self.waiting = True
+        self._quiet_since = now
+        return Due.PROBE
+
+    def answered(self) -> None:
+        """The peer lives."""
+        self.waiting = False

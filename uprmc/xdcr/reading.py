@@ -32,8 +32,8 @@ from uprmc.remote.registering import kind_number
 from uprmc.remote.reports import removal
 from uprmc.remote.stream import StreamState
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import UprRequest
-from uprmc.upr.produce.producer import Producer
+from uprmc.upr.peer import Negotiated, UprRequest
+from uprmc.upr.producer import Producer
 
 #: Before the link's name in names of producers and of watermark rows.
 PREFIX = b"xdcr:"
@@ -101,17 +101,19 @@ class Reading:
         self._gone = False
         self._opaque = 0
         request = UprRequest(Opcode.UPR_OPEN, 0, 0, opening.extras, opening.key)
-        self._producer = Producer(
-            hub, request, flags, self._stirred, datatypes=int(DataType.JSON), modern=True
-        )
+        negotiated = Negotiated(greeted=True, datatypes=int(DataType.JSON))
+        self._producer = Producer(hub, request, flags, negotiated, self._stirred, self._hung_up)
         self._producer.registration.merges = True
         for control in features.LINK.controls():
             self._handle(control.opcode, key=control.key, value=control.value)
 
     def _stirred(self) -> None:
         if not self._gone:
-            self.closed = self._producer.closed
             self._wake()
+
+    def _hung_up(self, why: str) -> None:
+        self.closed = why
+        self._stirred()
 
     def _handle(
         self,

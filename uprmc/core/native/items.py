@@ -3,7 +3,7 @@
 What a frame repeats of its record is copied without being read as a number. Tombstones are written
 here only as deletions without their time; for others the caller makes the frame.
 
-See `uprmc.upr.produce.frames` for what is promised.
+See `uprmc.upr.frames` for what is promised.
 """
 
 from __future__ import annotations

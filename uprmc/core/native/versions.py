@@ -1,7 +1,7 @@
 """Mutations of UPR streams, from received bytes to records: compiled only.
 
 What is no plain mutation of the stream, in order and inside of its snapshot, ends a call: the rules
-judge it, and they exist only elsewhere. `uprmc.upr.receive.intake` says what is promised.
+judge it, and they exist only elsewhere. `uprmc.upr.intake` says what is promised.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def take_versions(
     max_value_bytes: i64,
     records: list[bytes],
 ) -> tuple[int, int]:
-    """See `uprmc.upr.receive.intake`."""
+    """See `uprmc.upr.intake`."""
     size: i64 = len(data)
     last_start: i64 = size - HEADER_BYTES - EXTRAS_BYTES
     highest_cas: i64 = 0

@@ -31,7 +31,7 @@ from twisted.protocols.tls import TLSMemoryBIOProtocol
 from twisted.python.failure import Failure
 from zope.interface import implementer  # type: ignore[import-untyped]
 
-from uprmc.ports import Answering, Session
+from uprmc.ports import Answering, Draining, Session
 from uprmc.server.log import Log
 from uprmc.server.net.connections import ConnectionInfo, Connections
 from uprmc.server.net.transport import Direct
@@ -104,6 +104,7 @@ class SessionProtocol(Protocol):
     def __init__(self, factory: SessionFactory, peer: str) -> None:
         self.session: Session = _NO_SESSION
         self._answer: Callable[[bytes], bytes | None] | None = None
+        self._draining: Draining | None = None
         self.bytes_read = 0
         self.bytes_written = 0
         self._owner = factory
@@ -206,7 +207,8 @@ class SessionProtocol(Protocol):
         self._ending = True
         self._connections.remove(self)
         self._connections.buffers.forget(self)
-        session, self.session, self._answer = self.session, _NO_SESSION, None
+        session, self.session = self.session, _NO_SESSION
+        self._answer = self._draining = None
         if isinstance(self._wire, Direct):
             self._wire.line = None
         try:
@@ -264,11 +266,13 @@ class SessionProtocol(Protocol):
             session = self._succeeded()
         pulls = 0
         budget = SHARED_PULL_BYTES if self._shares else PULL_BYTES
+        most = SHARED_PULLS_PER_TURN if self._shares else PULLS_PER_TURN
+        drained = False
         while not self._blocked:
-            pieces = session.data_to_send(budget)
+            pieces = [] if drained else session.data_to_send(budget)
             if not pieces:
                 if session.successor is not None:
-                    session = self._succeeded()
+                    session, drained = self._succeeded(), False
                     continue
                 if session.closing or (self._no_more_input and not session.input_full):
                     self.hang_up()
@@ -278,8 +282,9 @@ class SessionProtocol(Protocol):
             self.bytes_written += len(data)
             self._in_transport = len(data)
             self._wire.write(data)
+            drained = self._draining is not None and self._draining.drained
             pulls += 1
-            if pulls == (SHARED_PULLS_PER_TURN if self._shares else PULLS_PER_TURN):
+            if pulls == most and not drained:
                 self._connections.yields += 1
                 self.wake()
                 break
@@ -322,6 +327,7 @@ class SessionProtocol(Protocol):
         self.session = session
         answering = getattr(session, "answers", False)  # not every session is an `Answering`
         self._answer = cast(Answering, session).answer if answering else None
+        self._draining = cast(Draining, session) if hasattr(session, "drained") else None
         if isinstance(self._wire, Direct):
             make_line = getattr(session, "line", None) if answering else None
             self._wire.line = make_line(self, self._wire) if make_line else None

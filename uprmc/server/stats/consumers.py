@@ -20,8 +20,8 @@ from typing import NamedTuple
 from uprmc.errors import StreamNotFound
 from uprmc.tap_adapter.local import PREFIX as TAP_PREFIX
 from uprmc.upr.hub import Hub
-from uprmc.upr.produce.producer import Producer
-from uprmc.upr.produce.stream import Stream
+from uprmc.upr.producer import Producer
+from uprmc.upr.stream import Stream
 from uprmc.xdcr.reading import PREFIX as LINK_PREFIX
 
 # --- all consumers --------------------------------------------------------------------------------

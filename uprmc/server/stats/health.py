@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from uprmc.kv.services import StatGroup
 from uprmc.model import VBucketState
-from uprmc.upr.follow.source import LineState
+from uprmc.upr.source import LineState
 
 if TYPE_CHECKING:
     from uprmc.server.node import Node

@@ -27,8 +27,8 @@ from uprmc.server.stats.consumers import ConsumerLag, largest
 from uprmc.server.stats.engine import Holder, holders
 from uprmc.server.work.index import IndexDriver
 from uprmc.tap_adapter.node_tap import NodeTap
-from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
+from uprmc.upr.replication import Replication
 from uprmc.xdcr.link import Link
 
 if TYPE_CHECKING:

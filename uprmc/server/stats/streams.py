@@ -17,12 +17,12 @@ from uprmc.tap_adapter.names import TapName
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.tap_adapter.producer import TapProducer
 from uprmc.tap_adapter.tap_statistics import TapStatistics
-from uprmc.upr.follow.replication import Replication
-from uprmc.upr.follow.source import Followed, LineState, Source
+from uprmc.upr.consumer import Consumer
 from uprmc.upr.hub import Hub
-from uprmc.upr.produce.producer import Producer
-from uprmc.upr.produce.stream import Stream
-from uprmc.upr.receive.consumer import Consumer
+from uprmc.upr.producer import Producer
+from uprmc.upr.replication import Replication
+from uprmc.upr.source import Followed, LineState, Source
+from uprmc.upr.stream import Stream
 from uprmc.xdcr.link import Link
 
 if TYPE_CHECKING:
@@ -183,12 +183,12 @@ def _consumer(consumer: Consumer, prefix: str) -> StatGroup:
     rows: list[tuple[str, object]] = [
         ("type", "consumer"),
         ("created", int(consumer.created_at)),
-        ("connected", _word(not consumer.closed)),
-        ("pending_disconnect", _word(bool(consumer.closed))),
+        ("connected", "true"),  # who is hung up on is not among the connections any more
+        ("pending_disconnect", "false"),
         ("reserved", "true"),
         ("supports_ack", "true"),
-        ("total_backoffs", consumer.backoffs),
-        ("total_acked_bytes", consumer.acked_bytes),
+        ("total_backoffs", consumer.window.backoffs),
+        ("total_acked_bytes", consumer.window.acked_bytes),
     ]
     for number, stream in consumer.streams.items():
         kind = "disk" if stream.kind & MarkerFlag.DISK else "memory"
@@ -218,8 +218,8 @@ def _connection(producer: Producer, prefix: str) -> Iterator[tuple[str, str]]:
     rows = [
         ("type", "notifier" if producer.is_notifier else "producer"),
         ("created", int(producer.created_at)),
-        ("connected", _word(not producer.closed)),
-        ("pending_disconnect", _word(bool(producer.closed))),
+        ("connected", "true"),
+        ("pending_disconnect", "false"),
         ("reserved", "true"),
         ("supports_ack", _word(bool(options.buffer_bytes))),
         ("items_sent", feed.all_items_sent),

@@ -12,8 +12,8 @@ from uprmc.server.stats.consumers import INTERVAL_S
 from uprmc.server.work.turns import InSlices, LongWork, Ticker
 from uprmc.tap_adapter.client_rows import text_of
 from uprmc.tap_adapter.tap_registry import TapRegistry
-from uprmc.upr.follow.replication import Replication
 from uprmc.upr.hub import Hub
+from uprmc.upr.replication import Replication
 
 # --- housekeeping ---------------------------------------------------------------------------------
 # What a node does now and then: eject values, delete the expired, free memory and cycles.

@@ -16,7 +16,8 @@ Source: issue "Replicas, failover"; UPR reference 4.4, 5; ruling R11; rows D50 t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial, reduce
 
 from uprmc.engine.flusher import Waiter
@@ -26,10 +27,10 @@ from uprmc.places import parsed
 from uprmc.ports import Dial
 from uprmc.protocol.replication import Branch, Outcome
 from uprmc.remote.ranges import named
-from uprmc.upr.follow import followed_document
-from uprmc.upr.follow.handover import Handover, HandoverDone
-from uprmc.upr.follow.source import FILLED, Received, Source
+from uprmc.units import ranges_of
+from uprmc.upr.handover import Handover, HandoverDone
 from uprmc.upr.hub import Hub
+from uprmc.upr.source import FILLED, Received, Source
 
 #: The newest branch of each vBucket that is still active when it is told, and whether they are on
 #: disk. Another node's promotion can become known while they are being written.
@@ -39,6 +40,11 @@ FailoverDone = Callable[[list[Branch], bool], None]
 Report = Callable[[str, str], None]
 
 _PLACE_MAX = 300
+
+#: The local document that says what this node follows.
+FOLLOWED = b"uprmc/replication"
+_VERSION = 1
+_NUMBER_MAX = 0xFFFF
 
 
 def _ignore(_place: str, _what: str) -> None:
@@ -131,9 +137,9 @@ class Replication:
 
         A vBucket that is no replica any more is left alone.
         """
-        document = self._bucket.store.local(followed_document.NAME)
+        document = self._bucket.store.local(FOLLOWED)
         try:
-            followed = followed_document.decode(document)
+            followed = decode_followed(document)
         except ValueError as error:
             self.on_trouble("", f"what was followed is not known: {error}; nothing is followed")
             return
@@ -365,9 +371,55 @@ class Replication:
     def _save(self, done: Waiter) -> None:
         """Write down who follows whom. While persistence is stopped nobody waits for that."""
         followed = {place: list(source.followed) for place, source in self.sources.items()}
-        document = followed_document.encode(followed)
-        self._bucket.flusher.write_local(followed_document.NAME, document, done, patient=False)
+        document = encode_followed(followed)
+        self._bucket.flusher.write_local(FOLLOWED, document, done, patient=False)
 
 
 def _no_matter(_durable: bool) -> None:
     """Stand in where nobody waits: the flusher tries again by itself."""
+
+
+# --- what is followed, written down ---------------------------------------------------------------
+
+
+def encode_followed(followed: Mapping[str, Iterable[int]]) -> bytes | None:
+    """Return the document that says which vBuckets follow which source, ``None`` for nothing.
+
+    JSON with a version: ``{"version": 1, "sources": {"HOST:PORT": [[0, 511], [600, 600]]}}``; the
+    pairs are the first and last vBucket of each run.
+    """
+    sources = {place: ranges_of(numbers) for place, numbers in followed.items()}
+    if not any(sources.values()):
+        return None
+    return json.dumps({"version": _VERSION, "sources": sources}, sort_keys=True).encode()
+
+
+def decode_followed(document: bytes | None) -> dict[int, str]:
+    """Return vBucket -> source; raises `ValueError`, one line, for what we have not written."""
+    if document is None:
+        return {}
+    try:
+        found = json.loads(document)
+        version, sources = found["version"], found["sources"]
+        if version != _VERSION:
+            raise ValueError(f"it has version {version} and this uprmc knows {_VERSION}")
+        return {
+            number: _text(place)
+            for place, ranges in sources.items()
+            for first, last in ranges
+            for number in _numbers(first, last)
+        }
+    except (KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError("it does not have the form that this uprmc writes") from None
+
+
+def _text(place: object) -> str:
+    if not isinstance(place, str):
+        raise TypeError(place)
+    return place
+
+
+def _numbers(first: object, last: object) -> range:
+    if not (isinstance(first, int) and isinstance(last, int) and 0 <= first <= last <= _NUMBER_MAX):
+        raise TypeError(first, last)
+    return range(first, last + 1)

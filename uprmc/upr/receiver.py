@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
+from uprmc.engine.memory import MemoryAccount
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import (
     InvalidArguments,
@@ -38,14 +39,12 @@ from uprmc.protocol.upr import (
     decode_term,
 )
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
-from uprmc.remote.conversation import Questions, Silence, acknowledgement, take_frames
+from uprmc.remote.conversation import FlowControl, Questions, Silence, acknowledgement, take_frames
 from uprmc.remote.history import newest_entries
 from uprmc.upr.hub import Hub
+from uprmc.upr.intake import ReplicaState, ReplicaStream, deletion_of, mutation_of
 from uprmc.upr.peer import Answer, UprRequest
-from uprmc.upr.receive.intake import deletion_of, mutation_of, read_run
-from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
-from uprmc.upr.receive.undo import Undo, UndoDesk
-from uprmc.upr.receive.window import Window
+from uprmc.upr.undo import Undo, UndoDesk
 
 #: At most this many frames wait for a peer that causes ever more of them and takes none, and this
 #: many requests for answers that never come.
@@ -71,69 +70,60 @@ _GRANTED = frozenset({ReplicaState.READING, ReplicaState.TAKEOVER_WAIT})
 Answered = Callable[[ResponseFrame], None]
 
 
-def _ignore() -> None:
-    """Stand in for a session that is over."""
+#: Acknowledge when this share of the buffer was processed, or after this many seconds.
+_ACK_SHARE = 0.2
+_ACK_AFTER_S = 5.0
+
+
+class Window(FlowControl):
+    """Decides what is acknowledged: nothing while memory is short, which slows the producer down.
+
+    Source: UPR reference 4.6.
+    """
+
+    def __init__(self, account: MemoryAccount, buffer_bytes: int) -> None:
+        super().__init__(buffer_bytes, _ACK_SHARE, _ACK_AFTER_S)
+        self.backoffs = 0  # how often acknowledging was put off for lack of memory
+        self._account = account
+
+    def _may_go_on(self) -> bool:
+        account = self._account
+        if account.used <= account.write_limit:
+            return True
+        self.backoffs += not self.held_back
+        if not account.disk_reason:
+            account.on_pressure()
+        return False
 
 
 class Receiver:
-    """Fills vBuckets from one producer's streams.
-
-    Attributes:
-        name: the connection's.
-        streams: by vBucket.
-        closed: why the connection is to be closed, ``""`` while it is not.
-        created_at: Unix time.
-        items: versions taken from all streams.
-        rollbacks: how often a vBucket was sent back.
-        window: flow control.
-        questions: what it was asked.
-        silence: of the producer.
-        steps: frames of streams and answers so far; while it stands still nothing gets on.
-    """
+    """Fills vBuckets from one producer's streams."""
 
     answers_while_paused = False
 
-    def __init__(
-        self,
-        hub: Hub,
-        name: bytes,
-        wake: Callable[[], None],
-        hang_up: Callable[[], None] | None = None,
-    ) -> None:
-        """Begin without streams; `hang_up` is called when `closed` is set, by default `wake`."""
-        self.name = name
-        self.streams: dict[int, ReplicaStream] = {}
-        self.closed = ""
-        self.created_at = hub.bucket.clock.now()
-        self.items = self.rollbacks = self.steps = 0
+    def __init__(self, hub: Hub, name: bytes, wake: Callable[[], None]) -> None:
+        """Begin without streams; `wake` is called when something is to be sent by itself."""
+        self.name = name  # the connection's
+        self.streams: dict[int, ReplicaStream] = {}  # by vBucket
+        self.created_at = hub.bucket.clock.now()  # Unix time
+        self.items = 0  # versions taken from all streams
+        self.rollbacks = 0  # how often a vBucket was sent back
+        self.steps = 0  # frames of streams and answers; while it stands still nothing gets on
         self.window = Window(hub.bucket.account, hub.settings.consumer_buffer)
         self.undos = UndoDesk()
         self.questions: Questions[Answered] = Questions(strict=False)
-        self.silence = Silence()
+        self.silence = Silence()  # of the producer
         self.hub = hub
         self._wake = wake
-        self._hang_up = hang_up or wake
         self._frames: deque[bytes] = deque()
         self._max_value_bytes = hub.bucket.settings.kv.max_item_bytes
 
-    @property
-    def acked_bytes(self) -> int:
-        """Acknowledged in all."""
-        return self.window.acked_bytes
-
-    @property
-    def backoffs(self) -> int:
-        """How often acknowledging was put off for lack of memory."""
-        return self.window.backoffs
-
     def disconnect(self, why: str) -> None:
-        """Ask for the connection to be closed."""
-        self.closed = self.closed or why
-        self._hang_up()
+        """Have the connection closed."""
+        raise NotImplementedError  # abstract
 
     def close(self) -> None:
         """See `Peer`."""
-        self._hang_up = _ignore  # the session may know us
         for stream in self.streams.values():
             stream.close()
         self.streams.clear()
@@ -141,23 +131,16 @@ class Receiver:
         self.questions.clear()
         self._frames.clear()
 
-    def release_views(self) -> None:
-        """See `Peer`: it holds none."""
-
-    def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
-        """See `Peer`: who dialled asks by himself."""
-        return False
-
-    def fills(self, number: int) -> bool:
-        """See `Peer`."""
-        stream = self.streams.get(number)
-        return stream is not None and stream.state is not ReplicaState.DEAD
-
     # --- sending --------------------------------------------------------------------------------
 
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append what is to be sent; return how many bytes."""
         return take_frames(self._frames, out, budget)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing is left to be sent."""
+        return not self._frames
 
     def ask(
         self,
@@ -325,10 +308,9 @@ class Receiver:
     def take_run(self, data: bytes, position: int, stream: ReplicaStream) -> int:
         """Take the mutations from `position` on that need no thought; return where they end."""
         self.silence.broken = True
-        records, end, highest_cas = read_run(data, position, stream, self._max_value_bytes)
-        if records:
-            stream.take_all(records, highest_cas)
-            self.items += len(records)
+        taken, end = stream.take_run(data, position, self._max_value_bytes)
+        if taken:
+            self.items += taken
             self.steps += 1
             self._acknowledge(self.window.processed(end - position))
             self._answer_marker(stream, stream.vbucket.high_seqno)

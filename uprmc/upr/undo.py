@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from uprmc.engine.replica import Rewind, lost_keys, roll_back, target
 from uprmc.errors import InvalidArguments, RemoteProtocolError, StoreError
@@ -26,8 +26,10 @@ from uprmc.protocol.upr import decode_term
 from uprmc.remote.undo import Refused, Task, question, undo, version
 from uprmc.rollback import shared_until
 from uprmc.storage.interface import DamagedRecords
-from uprmc.upr.hub import Hub
-from uprmc.upr.receive.replica_stream import ReplicaStream
+from uprmc.upr.intake import ReplicaStream
+
+if TYPE_CHECKING:
+    from uprmc.upr.receiver import Receiver
 
 #: At most this many vBuckets of a connection are taken back at the same time; others wait.
 _AT_ONCE = 8
@@ -91,36 +93,6 @@ class UndoDesk:
             undo.start()
 
 
-class Filler(Protocol):
-    """Who fills vBuckets, as far as it is needed here; see `Receiver`."""
-
-    hub: Hub
-    undos: UndoDesk
-
-    def ask(
-        self,
-        opcode: int,
-        answered: Callable[[ResponseFrame], None],
-        *,
-        vbucket: int = 0,
-        extras: bytes = b"",
-        key: bytes = b"",
-    ) -> None:
-        """Send a request; `answered` gets the reply."""
-
-    def read_log(self, value: bytes) -> FailoverLog:
-        """Read a failover log; raises `RemoteProtocolError`."""
-
-    def request(self, stream: ReplicaStream) -> None:
-        """Ask for a stream, once what was rolled back is on disk."""
-
-    def start_over(self, stream: ReplicaStream) -> None:
-        """Forget what the vBucket holds and ask for all of it."""
-
-    def refused(self, stream: ReplicaStream, status: int, why: str) -> None:
-        """Learn that a stream cannot begin."""
-
-
 class _TooMuch(Exception):
     """It cannot be undone, or not within the limits."""
 
@@ -128,7 +100,7 @@ class _TooMuch(Exception):
 class Undo:
     """One vBucket is taken back. See the module docstring."""
 
-    def __init__(self, receiver: Filler, stream: ReplicaStream, seqno: int) -> None:
+    def __init__(self, receiver: Receiver, stream: ReplicaStream, seqno: int) -> None:
         """Prepare it: `stream` was sent back to `seqno`, which is above 0."""
         self._receiver = receiver
         self._stream = stream

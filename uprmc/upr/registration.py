@@ -1,20 +1,31 @@
-"""Watermarks on one connection: which row speaks for it, and what its streams mean for that row.
+"""Watermarks on one connection: which rows speak for it, and what it is told of those of others.
 
 A client names its row of a vBucket by a report, and then requests a stream of that vBucket on the
-same connection. The connection owns its rows until it closes.
+same connection (`Registration`). The connection owns its rows until it closes.
 
-Source: `reference/systems.md` a.2 to a.4; UPR reference, section 7.
+A replica that has named a row of its own gets the rows of its source (`Tables`), in-band: after the
+end of a snapshot and before the next one begins, when something has changed, and not more often
+than the interval. So it learns of no row, and of no purge, before the changes that these speak of.
+
+Clients that know nothing of watermarks have rows for as long as they are connected, with the
+setting ``upr.register = connected`` (`ConnectedRows`).
+
+Source: `reference/systems.md` a.2 to a.6; UPR reference, section 7; rows X20, X21 and X25.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
+from hashlib import sha256
+from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.watermarks.registry import Reported
-from uprmc.engine.watermarks.rows import NEVER, Kind, Report, Row, granted_lifetime_s
+from uprmc.engine.watermarks.registry import Reported, held_of
+from uprmc.engine.watermarks.rows import NEVER, Kind, Report, Row, granted_lifetime_s, judged
 from uprmc.engine.watermarks.table import MANAGER, Common
 from uprmc.errors import (
     CommandError,
@@ -23,56 +34,56 @@ from uprmc.errors import (
     NotMyVBucket,
     RangeExceeded,
 )
-from uprmc.model import SEQNO_NONE
-from uprmc.protocol.header import encode_response
-from uprmc.protocol.opcodes import STATUS_TEXT, Status
+from uprmc.model import SEQNO_NONE, FailoverLog, VBucketState
+from uprmc.protocol.header import encode_request, encode_response
+from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.watermarks import (
+    HWT_REPLICATE_EXTRAS,
     HWT_REPLY_EXTRAS,
+    ID_MAX_BYTES,
     OP_REMOVE,
     ReportExtras,
+    WatermarkRecord,
     decode_report,
     encode_records,
 )
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead
+from uprmc.upr.feed import Feed
+from uprmc.upr.options import Options
 from uprmc.upr.peer import Answer, UprRequest
-from uprmc.upr.produce.options import Options
-from uprmc.upr.produce.tables import Tables, passes_tables_on, record_of
+from uprmc.upr.stream import Stream, StreamState
 
 _KINDS = frozenset(Kind)
 
 #: Rows of a connection are looked through for those that are gone when there are so many.
 _OWNED_MIN = 2_048
 
+#: How often streams are looked at, and how often all rows are renewed, in seconds.
+_LOOK_S = 1.0
+_RENEW_S = 10.0
+
 
 class Registration:
-    """The rows of one connection.
-
-    Args:
-        bucket: the data.
-        wake: called when a late answer is there.
-        options: what the peer has asked for.
-        interval_s: replicas are told of watermarks this often at most.
-
-    Attributes:
-        tables: what replicas are told.
-        lasting: whether rows that are reported do not expire by time. A link of this node sets it.
-        merges: whether who begins at zero may hold documents from elsewhere. Then it needs each
-            deletion that there is when it begins. A link of this node sets it, too.
-    """
+    """The rows of one connection."""
 
     def __init__(
-        self, bucket: Bucket, wake: Callable[[], None], options: Options, interval_s: float
+        self, bucket: Bucket, send: Callable[[bytes], None], options: Options, interval_s: float
     ) -> None:
+        """Begin with none.
+
+        A late answer goes to `send`; replicas are told of watermarks each `interval_s` at most.
+        """
         self._bucket = bucket
         self._watermarks = bucket.watermarks
-        self._wake = wake
+        self._send = send
         self._options = options
         self._named: dict[int, Report] = {}
         self._owned: set[tuple[int, bytes]] = set()
         self._owned_max = _OWNED_MIN
-        self._late: list[bytes] = []
         self.tables = Tables(bucket, options, interval_s)
+        # A link of this node sets both. Its rows do not expire by time; and who begins at zero may
+        # hold documents from elsewhere, so it needs each deletion that there is when it begins.
         self.lasting = self.merges = False
         self._closed = False
 
@@ -208,7 +219,7 @@ class Registration:
         if self._closed:
             return
         status = Status.SUCCESS if ok else Status.TEMPORARY_FAILURE
-        self._late.append(
+        self._send(
             encode_response(
                 request.opcode,
                 status,
@@ -217,12 +228,6 @@ class Registration:
                 opaque=request.opaque,
             )
         )
-        self._wake()
-
-    def take_late(self) -> list[bytes]:
-        """Return answers that have become due."""
-        late, self._late = self._late, []
-        return late
 
     # --- streams --------------------------------------------------------------------------------
 
@@ -290,8 +295,13 @@ class Registration:
     def close(self) -> None:
         """Release the rows: the connection is closed."""
         self._closed = True
+        self._send = _ignore  # who sends knows us
         for number, name in self._owned:
             self._watermarks.release(number, name, self)
+
+
+def _ignore(_: bytes) -> None:
+    """Stand in for a connection that is closed."""
 
 
 def _kind(number: int) -> Kind:
@@ -299,3 +309,196 @@ def _kind(number: int) -> Kind:
         return Kind(number)
     except ValueError:
         raise InvalidArguments(f"there is no kind {number}") from None
+
+
+# --- what replicas are told -----------------------------------------------------------------------
+
+
+class _Key(NamedTuple):
+    """What a table follows from: while this is the same, so is the table."""
+
+    opaque: int
+    log: FailoverLog
+    report: Report
+    purge_seqno: int
+    changes: int
+
+
+class _Replica:
+    """What one replica was told. `at` is when it was looked at last."""
+
+    __slots__ = ("at", "key", "report", "told")
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.at = -math.inf
+        self.key: _Key | None = None
+        self.told: tuple[int, bytes] | None = None
+
+
+class Tables:
+    """The watermark tables that one connection is to be sent."""
+
+    def __init__(self, bucket: Bucket, options: Options, interval_s: float) -> None:
+        self._bucket, self._options = bucket, options
+        self._interval_s = interval_s
+        self._replicas: dict[int, _Replica] = {}
+        self._now = 0.0
+
+    def name(self, number: int, report: Report) -> None:
+        """A replica has said how far it is."""
+        replica = self._replicas.get(number)
+        if replica is None or replica.report.id != report.id:
+            self._replicas[number] = _Replica(report)
+        else:
+            replica.report = report
+
+    def forget(self, number: int) -> None:
+        """The replica takes its row away."""
+        self._replicas.pop(number, None)
+
+    def due(self, now: float, streams: Mapping[int, Stream]) -> list[int]:
+        """Pass the time on; return whose interval is over and whose stream may have to tell more.
+
+        Most have nothing to tell, and a connection has a thousand.
+        """
+        self._now = now
+        latest = now - self._interval_s
+        found = []
+        for number, replica in self._replicas.items():
+            stream = streams.get(number)
+            if stream is not None and replica.at <= latest and self._is_new(stream, replica):
+                found.append(number)
+        return found
+
+    def _is_new(self, stream: Stream, replica: _Replica) -> bool:
+        """Tell whether `_key` has changed since the last look."""
+        key, vbucket = replica.key, stream.vbucket
+        return (
+            key is None
+            or key.log is not vbucket.failover_log
+            or key.report is not replica.report
+            or key.purge_seqno != vbucket.purge_seqno
+            or key.opaque != stream.opaque
+            or key.changes != self._bucket.watermarks.changes(vbucket.id)
+        )
+
+    def frame(self, stream: Stream) -> bytes | None:
+        """Return what to tell on a stream that is between two snapshots, if that is due and new."""
+        replica = self._replicas.get(stream.vbucket.id)
+        if replica is None or not self._is_due(replica):
+            return None
+        if stream.announced or stream.state is StreamState.TAKEOVER_WAIT:
+            return None
+        replica.at = self._now
+        if not self._is_new(stream, replica):
+            return None
+        replica.key = self._key(stream, replica.report)
+        return self._table(stream, replica)
+
+    def _is_due(self, replica: _Replica) -> bool:
+        return self._now - replica.at >= self._interval_s
+
+    def _key(self, stream: Stream, report: Report) -> _Key:
+        vbucket = stream.vbucket
+        changes = self._bucket.watermarks.changes(vbucket.id)
+        log, purge_seqno = vbucket.failover_log, vbucket.purge_seqno
+        return _Key(stream.opaque, log, report, purge_seqno, changes)
+
+    def _reach(self, vbucket: VBucket, report: Report) -> int:
+        """Return up to where the replica holds everything, as the present history sees it."""
+        uuid = vbucket.failover_log[0].uuid if report.vb_uuid is None else report.vb_uuid
+        row = Row(report.id, report.kind, report.watermark, uuid, None, 0, 0)
+        return judged([row], held_of(vbucket))[0].watermark
+
+    def _table(self, stream: Stream, replica: _Replica) -> bytes | None:
+        vbucket, name = stream.vbucket, replica.report.id
+        reach = self._reach(vbucket, replica.report)
+        shown = self._bucket.watermarks.show(vbucket, name, reach)
+        value = encode_records(map(record_of, shown.rows), floors=self._options.floors)
+        purge_seqno = min(vbucket.purge_seqno, reach)
+        extras = HWT_REPLICATE_EXTRAS.pack(purge_seqno, len(shown.rows) + shown.hidden)
+        told = (stream.opaque, extras + value)
+        if told == replica.told:
+            return None
+        replica.told = told
+        return encode_request(
+            Opcode.HWT_REPLICATE,
+            extras=extras,
+            value=value,
+            vbucket=vbucket.id,
+            opaque=stream.opaque,
+        )
+
+
+def record_of(row: Row) -> WatermarkRecord:
+    """Return a row as the wire has it."""
+    name, kind, watermark, _, floor, reported_at, lifetime_s, meta = row
+    return WatermarkRecord(name, kind, watermark, reported_at, lifetime_s, meta, floor or 0)
+
+
+def passes_tables_on(vbucket: VBucket) -> bool:
+    """Tell whether a replica of this vBucket is followed by others, in a chain."""
+    return vbucket.state in (VBucketState.REPLICA, VBucketState.PENDING)
+
+
+# --- clients that know nothing of it --------------------------------------------------------------
+
+
+class ConnectedRows:
+    """Rows for a client that registers none itself. Times are monotonic seconds.
+
+    A connection with flow control acknowledges the bytes that it has dealt with. So each of its
+    streams gets a row under the connection's name, whose watermark is the end of the last snapshot
+    that was acknowledged as a whole. The row lives on after the connection, for as long as rows of
+    kind other do. A connection without flow control never says what it has, and gets none.
+
+    How far streams are is looked at now and then, and only again once all that was sent then is
+    acknowledged: so there is one number for each stream to remember, however many snapshots it
+    sends.
+    """
+
+    def __init__(self, registration: Registration, feed: Feed, name: bytes) -> None:
+        self._registration = registration
+        self._feed = feed
+        self._id = name if len(name) <= ID_MAX_BYTES else sha256(name).hexdigest().encode()
+        self._acknowledged: dict[int, int] = {}
+        self._sent: dict[int, int] | None = None
+        self._sent_bytes = 0
+        self._look_at = self._renew_at = 0.0
+
+    def begin(self, number: int, request: StreamRequest) -> None:
+        """A stream is asked for: register it, unless the client has named a row itself."""
+        named = self._registration.name_of(number)
+        if named is None or named == self._id:
+            inside = request.snapshot_start < request.start_seqno < request.snapshot_end
+            self._acknowledged[number] = request.snapshot_start if inside else request.start_seqno
+            self._report([number])
+
+    def tick(self, now: float, acked_bytes: int) -> None:
+        """Report what has been acknowledged of what was sent at the last look."""
+        if now < self._look_at or not self._acknowledged:
+            return
+        self._look_at = now + _LOOK_S
+        if self._sent is not None and acked_bytes >= self._sent_bytes:
+            moved = [n for n, end in self._sent.items() if end > self._acknowledged.get(n, end)]
+            self._acknowledged |= {number: self._sent[number] for number in moved}
+            self._report(moved)
+            self._sent = None
+        if self._sent is None:
+            streams = self._feed.streams.items()
+            self._sent = {number: stream.complete_seqno for number, stream in streams}
+            self._sent_bytes = acked_bytes + self._feed.unacked_bytes
+        if now >= self._renew_at:
+            self._renew_at = now + _RENEW_S
+            self._report(self._acknowledged)
+
+    def close(self) -> None:
+        """Let the rows live from now on for as long as rows of their kind do."""
+        self._report(self._acknowledged)
+
+    def _report(self, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            report = ReportExtras(self._acknowledged[number], 0, Kind.OTHER)
+            with suppress(CommandError):  # purged, moved, or no room: there is no row then
+                self._registration.take(number, self._id, report, b"", manages=False)

@@ -20,7 +20,7 @@ from uprmc.protocol.upr_extensions import FACTS_KEY
 from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
 from uprmc.protocol.watermarks import FLOORS_KEY, MANAGE, WATERMARKS_KEY
 from uprmc.protocol.watermarks_many import REPORTS_KEY
-from uprmc.upr.produce.frames import Form
+from uprmc.upr.frames import Form
 
 #: Bounds of the keep-alive interval that a peer may ask for, in seconds.
 _NOOP_MIN_S, _NOOP_MAX_S = 0.1, 10_800.0

@@ -16,16 +16,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from uprmc.errors import KeyExists, NotMyVBucket, OutOfPlace, StreamNotFound, TemporaryFailure
-from uprmc.model import VBucketState
+from uprmc.model import Item, VBucketState
 from uprmc.protocol.header import ResponseFrame, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ADD_STREAM_EXTRAS, ADD_STREAM_REPLY_EXTRAS
 from uprmc.remote import features
 from uprmc.upr.hub import Hub
-from uprmc.upr.keepalive import Due
-from uprmc.upr.peer import Answer, UprRequest
-from uprmc.upr.receive.receiver import Receiver
-from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
+from uprmc.upr.intake import ReplicaState, ReplicaStream
+from uprmc.upr.peer import Answer, Due, UprRequest
+from uprmc.upr.receiver import Receiver
 
 #: A producer that says nothing for this many keep-alive intervals is given up.
 _SILENT_INTERVALS = 2
@@ -44,17 +43,39 @@ class Consumer(Receiver):
         hub: Hub,
         opening: UprRequest,
         wake: Callable[[], None],
-        hang_up: Callable[[], None] | None = None,
+        hang_up: Callable[[str], None],
     ) -> None:
-        """Open a consumer; an older connection of the same name is disconnected."""
-        super().__init__(hub, opening.key, wake, hang_up)
+        """Open a consumer; an older connection of the same name is disconnected.
+
+        `hang_up` is called with the reason when the connection is to be closed.
+        """
+        super().__init__(hub, opening.key, wake)
+        self._hang_up = hang_up
         self._greeted = False
         hub.join_consumer(self)
 
+    def disconnect(self, why: str) -> None:
+        """See `Peer`."""
+        self._hang_up(why)
+        self.close()
+
     def close(self) -> None:
         """See `Peer`."""
+        self._hang_up = _ignore  # the session knows us
         super().close()
         self.hub.leave_consumer(self)
+
+    def release_views(self) -> None:
+        """See `Peer`: it holds none."""
+
+    def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
+        """See `Peer`: who dialled asks by himself."""
+        return False
+
+    def fills(self, number: int) -> bool:
+        """See `Peer`."""
+        stream = self.streams.get(number)
+        return stream is not None and stream.state is not ReplicaState.DEAD
 
     def tick(self, now: float, sent_bytes: int) -> Due:
         """Acknowledge what is due; give up a producer that has fallen silent."""
@@ -135,6 +156,10 @@ class Consumer(Receiver):
         self.put(
             encode_response(Opcode.UPR_ADD_STREAM, status, extras=extras, opaque=stream.asked_by)
         )
+
+
+def _ignore(_: str) -> None:
+    """Stand in for a session that is over."""
 
 
 _HANDLERS: dict[int, Callable[[Consumer, UprRequest], Answer | None]] = {

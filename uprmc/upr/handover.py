@@ -10,6 +10,7 @@ Source: UPR reference 4.4; row D52.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from uprmc.model import VBucketState
 from uprmc.ports import Dial
@@ -17,8 +18,8 @@ from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.replication import Outcome
 from uprmc.remote import features
-from uprmc.upr.follow.line import Line, other_count
 from uprmc.upr.hub import Hub
+from uprmc.upr.link import Call, Link, other_count
 
 #: vBuckets that are not decided are given up when none has made progress for this long.
 _STILL_S = 60.0
@@ -28,16 +29,7 @@ HandoverDone = Callable[[dict[int, Outcome], str], None]
 
 
 class Handover:
-    """One hand-over of some vBuckets.
-
-    Implements `LinkOwner`.
-
-    Attributes:
-        place: the source, HOST:PORT.
-        numbers: what was asked for.
-        outcomes: what has been decided.
-        error: why the last one that was not taken was not, ``""`` while none was refused.
-    """
+    """One hand-over of some vBuckets. Implements `LinkOwner`."""
 
     def __init__(
         self,
@@ -50,34 +42,34 @@ class Handover:
         on_end: Callable[[Handover], None],
     ) -> None:
         """Prepare it; `on_end` is called once, when all is decided."""
-        self.place = place
-        self.numbers = numbers
-        self.outcomes: dict[int, Outcome] = {}
-        self.error = ""
+        self.place = place  # the source, HOST:PORT
+        self.numbers = numbers  # what was asked for
+        self.outcomes: dict[int, Outcome] = {}  # what has been decided
+        self.error = ""  # why the last one that was not taken was not
         self._hub = hub
         self._granted: set[int] = set()
         self._opened = False
         self._began_at = self._moved_at = now
         self._steps = 0
         self._on_end: Callable[[Handover], None] | None = on_end
-        self._line: Line | None = Line(hub, dial, place, name, self)
+        self._call: Call | None = Call(hub, dial, place, name, self)
 
     def start(self) -> None:
         """Dial; all may be decided before this returns."""
-        if self._line is not None:
-            self._line.start()
+        if self._call is not None:
+            self._call.start()
 
     def tick(self, now: float) -> None:
         """Give up a source that does not answer."""
-        line = self._line
-        if line is None:
+        call = self._call
+        if call is None:
             return
-        link = line.link
+        link = call.link
         if link is not None:
             link.tick(now)
         if not self._opened:
             if now - self._began_at >= self._hub.settings.dial_timeout_s:
-                line.give_up()
+                call.give_up()
         elif link is not None and link.steps != self._steps:
             self._steps, self._moved_at = link.steps, now
         elif now - self._moved_at >= _STILL_S:
@@ -93,7 +85,7 @@ class Handover:
 
     def give_up(self, numbers: list[int], why: str) -> None:
         """Take these over no more; what is taken already stays so."""
-        link = self._line.link if self._line is not None else None
+        link = self._call.link if self._call is not None else None
         undecided = [number for number in numbers if number not in self.outcomes]
         if link is not None:  # one that has failed, too, may be waiting for the disk
             link.leave([number for number in undecided if number in link.streams])
@@ -109,23 +101,21 @@ class Handover:
     def opened(self) -> None:
         """See `LinkOwner`."""
         self._opened = True
-        link = self._line.link if self._line is not None else None
+        link = self._call.link if self._call is not None else None
         if link is not None and features.is_ours(link.granted):
-            link.ask(Opcode.GET_CLUSTER_CONFIG, self._counted)
-        else:
-            self._take_over()
+            link.ask(Opcode.GET_CLUSTER_CONFIG, partial(self._counted, link))
+        elif link is not None:
+            self._take_over(link)
 
-    def _counted(self, answer: ResponseFrame) -> None:
+    def _counted(self, link: Link, answer: ResponseFrame) -> None:
         """Take nothing from a source with another number of vBuckets."""
         if other := other_count(answer, self._hub):
             self.close(f"{other}: none is taken over")
         else:
-            self._take_over()
+            self._take_over(link)
 
-    def _take_over(self) -> None:
-        link = self._line.link if self._line is not None else None
-        if link is not None:
-            link.take_over([number for number in self.numbers if number not in self.outcomes])
+    def _take_over(self, link: Link) -> None:
+        link.take_over([number for number in self.numbers if number not in self.outcomes])
 
     def began(self, number: int) -> None:
         """See `LinkOwner`."""
@@ -149,7 +139,7 @@ class Handover:
         for number in self.numbers:
             if number not in self.outcomes:
                 self.ended(number, why, False)
-        self._line = None
+        self._call = None
 
     def _decide(self, number: int, outcome: Outcome) -> None:
         if number not in self.numbers or number in self.outcomes:
@@ -157,9 +147,9 @@ class Handover:
         self.outcomes[number] = outcome
         if len(self.outcomes) < len(self.numbers):
             return
-        line, self._line = self._line, None
+        call, self._call = self._call, None
         on_end, self._on_end = self._on_end, None
-        if line is not None:
-            line.hang_up()
+        if call is not None:
+            call.hang_up()
         if on_end is not None:
             on_end(self)

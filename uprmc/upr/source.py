@@ -20,9 +20,8 @@ from uprmc.protocol.opcodes import DataType, Opcode, Status
 from uprmc.remote import features
 from uprmc.remote.retry import Backoff
 from uprmc.remote.undo import question, version
-from uprmc.upr.follow.line import Line, other_count
 from uprmc.upr.hub import Hub
-from uprmc.upr.receive.link import Link
+from uprmc.upr.link import Call, Link, other_count
 
 #: The first pause, in seconds; each is up to half shorter, by chance, so that nodes spread out.
 FIRST_PAUSE_S = 0.1
@@ -157,29 +156,20 @@ class Received(NamedTuple):
 
 
 class Source:
-    """One node that vBuckets are followed from.
-
-    Implements `LinkOwner`.
-
-    Attributes:
-        place: HOST:PORT, as it is dialled.
-        followed: number -> what is followed from here.
-        attempts: how often it was dialled.
-        last_error: why there is no line, or why the last one ended; ``""`` if it never did.
-    """
+    """One node that vBuckets are followed from. Implements `LinkOwner`."""
 
     def __init__(self, hub: Hub, dial: Dial, place: str, name: bytes, now: float) -> None:
-        self.place = place
-        self.followed: dict[int, Followed] = {}
-        self.attempts = 0
-        self.last_error = ""
+        self.place = place  # HOST:PORT, as it is dialled
+        self.followed: dict[int, Followed] = {}  # by number
+        self.attempts = 0  # how often it was dialled
+        self.last_error = ""  # why there is no line, or why the last one ended
         self.on_open: Callable[[], None] = _nothing
         self.on_trouble: Callable[[str], None] = _say_nothing
         self._hub = hub
         self._dial = dial
         self._name = name
         self._now = now
-        self._line: Line | None = None
+        self._call: Call | None = None
         self._opened = self._compared = False
         self._began_at = now
         self._pause = self._new_pause()
@@ -195,7 +185,7 @@ class Source:
     @property
     def state(self) -> LineState:
         """Where it stands."""
-        if self._line is None:
+        if self._call is None:
             return LineState.WAITING
         return LineState.OPEN if self._open_link() is not None else LineState.CONNECTING
 
@@ -219,16 +209,13 @@ class Source:
     @property
     def received(self) -> Received:
         """What came over this line and those before."""
-        link = self._link()
+        link = self._call.link if self._call is not None else None
         if link is None:
             return self._past
-        return self._past.plus(Received(link.items, link.rollbacks, link.backoffs))
-
-    def _link(self) -> Link | None:
-        return self._line.link if self._line is not None else None
+        return self._past.plus(Received(link.items, link.rollbacks, link.window.backoffs))
 
     def _open_link(self) -> Link | None:
-        link = self._link()
+        link = self._call.link if self._call is not None else None
         return link if link is not None and link.open else None
 
     def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
@@ -296,35 +283,34 @@ class Source:
         for followed in self.followed.values():
             followed.close()
         self.followed.clear()
-        line = self._line
-        self._forget_line()
-        if line is not None:
-            line.hang_up()
+        self._forget_call()
 
-    def _forget_line(self) -> None:
+    def _forget_call(self) -> None:
         self._past = self.received
-        self._line, self._opened, self._compared = None, False, False
+        call, self._call = self._call, None
+        self._opened = self._compared = False
+        if call is not None:
+            call.hang_up()
 
     # --- time -----------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
         """Dial, give up a call that is not answered, and ask for streams, as they are due."""
         self._now = now
-        link = self._link()
-        if link is not None:
-            link.tick(now)
-            link = self._link()
-        if self._line is None:
+        if self._call is not None and self._call.link is not None:
+            self._call.link.tick(now)
+        call, patience_s = self._call, self._hub.settings.dial_timeout_s
+        if call is None:
             if now >= self._dial_at:
-                self._call()
-        elif self._open_link() is not None:
-            patience_s = self._hub.settings.dial_timeout_s
-            self._compared = self._compared or now - self._began_at >= patience_s
-            self._ask()
-        elif link is not None and link.closing:
+                self._dial_now()
+        elif call.link is not None and call.link.open:
+            if not self._compared and now - self._began_at >= patience_s:
+                self._compared = True
+            self._ask(call.link)
+        elif call.link is not None and call.link.closing:
             pass  # it has failed; its end comes with the reason
-        elif now - self._began_at >= self._hub.settings.dial_timeout_s:
-            self._line.give_up()
+        elif now - self._began_at >= patience_s:
+            call.give_up()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
             self._look()
@@ -334,25 +320,26 @@ class Source:
         if not self.lag_items and self.streaming == len(self.followed):
             self._level_at = self._now
 
-    def _call(self) -> None:
+    def _dial_now(self) -> None:
         self.attempts += 1
         self._began_at = self._now
-        self._line = line = Line(self._hub, self._dial, self.place, self._name, self)
-        line.start()
+        self._call = call = Call(self._hub, self._dial, self.place, self._name, self)
+        call.start()
 
-    def _ask(self) -> None:
+    def _ask(self, link: Link) -> None:
+        """Ask for the streams that are due, once it is known that there is nothing against it."""
+        if not self._compared:
+            return
         waiting = StreamStanding.WAITING
         due = [
             number
             for number, one in self.followed.items()
             if one.standing is waiting and one.ask_at <= self._now
         ]
-        link = self._open_link()
-        if not due or link is None or not self._compared:
-            return
         for number in due:
             self.followed[number].standing = StreamStanding.ASKED
-        link.follow(due)
+        if due:
+            link.follow(due)
 
     def _learn_seqnos(self) -> None:
         link = self._open_link()
@@ -374,18 +361,21 @@ class Source:
                 followed.ask_at = self._now
         self.on_open()
         link = self._open_link()
-        self._compared = link is None or not features.is_ours(link.granted)
-        if link is not None and not self._compared:
+        if link is None:
+            return
+        self._compared = not features.is_ours(link.granted)
+        if not self._compared:
             link.ask(Opcode.GET_CLUSTER_CONFIG, self._counted)
-        self._ask()
+        self._ask(link)
 
     def _counted(self, answer: ResponseFrame) -> None:
         """Follow nothing if the source has another number of vBuckets: keys would be elsewhere."""
         self._compared = True
         self._compare_uuid(_uuid_in(answer.value))
-        other = other_count(answer, self._hub)
+        link, other = self._open_link(), other_count(answer, self._hub)
         if not other:
-            self._ask()
+            if link is not None:
+                self._ask(link)
             return
         why = f"{other}: none is followed"
         for followed in self.followed.values():
@@ -434,7 +424,7 @@ class Source:
     def closed(self, why: str) -> None:
         """See `LinkOwner`."""
         held_s = self._now - self._began_at if self._opened else 0.0
-        self._forget_line()
+        self._forget_call()
         for followed in self.followed.values():
             if followed.standing is not StreamStanding.HANDOVER:
                 followed.standing = StreamStanding.WAITING

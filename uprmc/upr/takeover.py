@@ -15,6 +15,7 @@ Source: UPR reference 4.4; row D52.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from uprmc.engine.flusher import Waiter
 from uprmc.engine.vbucket import VBucket
@@ -22,9 +23,11 @@ from uprmc.model import VBucketState
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, StreamRequest
-from uprmc.upr.produce.frames import Form
-from uprmc.upr.produce.host import Host, StreamState
-from uprmc.upr.produce.stream import Stream
+from uprmc.upr.frames import Form
+from uprmc.upr.stream import Stream, StreamState
+
+if TYPE_CHECKING:
+    from uprmc.upr.feed import Feed
 
 #: This many snapshots are sent before writes stop; each has what was written during the one before.
 _SNAPSHOTS = 8
@@ -37,7 +40,7 @@ class TakeoverStream(Stream):
 
     def __init__(
         self,
-        host: Host[Stream],
+        feed: Feed,
         vbucket: VBucket,
         opaque: int,
         request: StreamRequest,
@@ -45,7 +48,7 @@ class TakeoverStream(Stream):
         die: Callable[[VBucket, Waiter], None],
     ) -> None:
         """See `Stream`; `die` stops writes to the vBucket and calls back when that is on disk."""
-        super().__init__(host, vbucket, opaque, request, form)
+        super().__init__(feed, vbucket, opaque, request, form)
         self._die = die
         self._dying = False
         self._target = VBucketState.PENDING
@@ -78,7 +81,7 @@ class TakeoverStream(Stream):
             self.tell_ready()
 
     def _died(self, on_disk: bool) -> None:
-        if self._host is None:
+        if self._feed is None:
             return
         if on_disk:
             self._dying = False
@@ -97,7 +100,7 @@ class TakeoverStream(Stream):
         sent = super().fill(out, limit)
         if sent or self.reading is not None or self._unanswered or self.behind or self._dying:
             return sent
-        if self._host is None:
+        if self._feed is None:
             return 0
         return self._hand_over(out)
 
@@ -105,9 +108,9 @@ class TakeoverStream(Stream):
     def _has_sent_enough(self) -> bool:
         return self._target is VBucketState.PENDING and self._snapshots >= _SNAPSHOTS
 
-    def _complete_snapshot(self, host: Host[Stream], out: list[bytes]) -> int:
+    def _complete_snapshot(self, feed: Feed) -> None:
         self._snapshots += 1
-        return super()._complete_snapshot(host, out)
+        super()._complete_snapshot(feed)
 
     def _hand_over(self, out: list[bytes]) -> int:
         self.state = StreamState.TAKEOVER_WAIT
@@ -117,9 +120,9 @@ class TakeoverStream(Stream):
             vbucket=self.vbucket.id,
             opaque=self.opaque,
         )
-        sent = self.markers.tell_facts(self.vbucket.purge_seqno, out)
+        sent = self.tell_facts(self.vbucket.purge_seqno, out)
         out.append(frame)
-        self.frames += 2 if sent else 1
+        self.frames += 1
         return sent + len(frame)
 
     def rest(self) -> None:

@@ -1,4 +1,4 @@
-"""The producer's side of a connection: the commands of its peer.
+"""The producer's side of a connection: the commands of its peer, and how its streams begin.
 
 The session hands every UPR frame to `handle` or `answered`, passes the time on by `tick`, and pulls
 what is to be sent by `fill`. Replies are the session's affair.
@@ -9,43 +9,57 @@ Source: UPR reference 2 and 4; seed 000; rows D24 to D40.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from uprmc.engine.flusher import Waiter
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     InvalidArguments,
     NotMyVBucket,
     OutOfPlace,
+    RollbackRequired,
     StreamNotFound,
+    TemporaryFailure,
     UnknownCommand,
 )
-from uprmc.model import FailoverLog, Item
+from uprmc.model import FailoverLog, Item, VBucketState
 from uprmc.protocol.header import ResponseFrame, encode_request
-from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
+from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, StreamFlag
 from uprmc.protocol.upr import (
     BUFFER_ACK_EXTRAS,
     FIRST_STREAM_REQUEST_EXTRAS,
     SEQNO_ACKNOWLEDGED_EXTRAS,
     TERM_EXTRAS,
+    StreamRequest,
     decode_stream_request,
     encode_failover_log,
 )
 from uprmc.protocol.upr_extensions import (
     BARRIER_ADD_REPLY_EXTRAS,
+    StreamOptions,
+    decode_stream_options,
 )
 from uprmc.protocol.upr_many import StreamStart, decode_stream_requests
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead, decode_reports
 from uprmc.remote.undo import question, version
+from uprmc.upr.admission import (
+    Asked,
+    admit,
+    admit_notifier,
+    admit_to_lease,
+    check_term,
+    locate,
+)
+from uprmc.upr.feed import Feed
 from uprmc.upr.hub import Hub
-from uprmc.upr.keepalive import Due, KeepAlive
-from uprmc.upr.peer import Answer, UprRequest
-from uprmc.upr.produce.connected_rows import ConnectedRows
-from uprmc.upr.produce.feed import Feed
-from uprmc.upr.produce.options import Options, set_option
-from uprmc.upr.produce.registration import Registration
-from uprmc.upr.produce.stream_opening import StreamOpening
-from uprmc.upr.produce.takeover import TakeoverStream
+from uprmc.upr.options import Options, form_of, set_option
+from uprmc.upr.peer import Answer, Due, KeepAlive, Negotiated, UprRequest
+from uprmc.upr.registration import ConnectedRows, Registration
+from uprmc.upr.stream import LeaseStream, NotifierStream, Stream
+from uprmc.upr.takeover import TakeoverStream
 
 _PRODUCER = int(OpenFlag.PRODUCER)
+_TAKEOVER = int(StreamFlag.TAKEOVER)
 
 #: Most versions that a replica is asked for at a time, and where the opaques of these questions
 #: begin: those of its own requests are far below.
@@ -54,33 +68,16 @@ _FIRST_OPAQUE = 0xF0000000
 
 
 class Producer:
-    """The commands of one peer, and its streams.
-
-    Attributes:
-        name: the connection's name.
-        flags: those of its OPEN.
-        options: what CONTROL has set.
-        feed: what is sent.
-        acked_bytes: acknowledged in all.
-        keepalive: notices a peer that has vanished.
-        closed: why the connection is to be closed, ``""`` while it is not.
-        created_at: Unix time.
-        modern: whether the peer has said HELLO, as those of today do.
-        registration: the rows that it speaks for.
-    """
+    """The commands of one peer, and its streams."""
 
     def __init__(
         self,
         hub: Hub,
         opening: UprRequest,
         flags: int,
+        negotiated: Negotiated,
         wake: Callable[[], None],
-        hang_up: Callable[[], None] | None = None,
-        *,
-        datatypes: int = 0,
-        modern: bool = False,
-        terms: bool = False,
-        origins: bool = False,
+        hang_up: Callable[[str], None],
     ) -> None:
         """Open a producer; an older one of the same name is disconnected.
 
@@ -88,45 +85,33 @@ class Producer:
             hub: the node's.
             opening: the OPEN.
             flags: its flags.
+            negotiated: what HELLO has granted.
             wake: called when something is to be sent by itself.
-            hang_up: called when `closed` is set; by default `wake`.
-            datatypes: datatype bits that the peer understands.
-            modern: see the class.
-            terms: whether HELLO has granted the peer terms.
-            origins: whether it has granted origins.
+            hang_up: called with the reason when the connection is to be closed.
         """
         self.name = opening.key
         self.flags = flags
-        self.options = Options(terms=terms, origins=origins)
-        self._greeted_with_terms = terms
+        self.negotiated = negotiated
+        self.options = Options(terms=negotiated.terms, origins=negotiated.origins)
         self.feed = Feed(hub, self.options, wake)
-        self.feed.modern = self.modern = modern
+        self.feed.modern = negotiated.greeted
         self.feed.open_opaque = opening.opaque
-        self.acked_bytes = 0
+        self.acked_bytes = 0  # in all
         self.keepalive = KeepAlive(hub.settings.noop_interval_s)
-        self.closed = ""
-        self.created_at = hub.bucket.clock.now()
-        interval_s = hub.settings.watermarks_interval_s
-        self.registration = Registration(hub.bucket, wake, self.options, interval_s)
+        self.created_at = hub.bucket.clock.now()  # Unix time
+        #: The rows that it speaks for.
+        self.registration = Registration(
+            hub.bucket, self._send, self.options, hub.settings.watermarks_interval_s
+        )
         self.feed.after_snapshot = self.registration.tables.frame
         self._connected: ConnectedRows | None = None
         if hub.settings.register == "connected":
             self._connected = ConnectedRows(self.registration, self.feed, self.name)
-        self._opening = StreamOpening(
-            hub,
-            self.feed,
-            self.options,
-            self.registration,
-            self._connected,
-            flags=flags,
-            datatypes=datatypes,
-            modern=modern,
-        )
         self._hub = hub
         self._wake = wake
+        self._hang_up = hang_up
         self._asked: dict[int, tuple[bytes, Callable[[Item | None], None]]] = {}
-        self._questions: list[bytes] = []
-        self._hang_up = hang_up or wake
+        self._late: list[bytes] = []  # late answers and questions, to be sent first
         self._is_gone = False
         hub.join_producer(self)
 
@@ -135,19 +120,24 @@ class Producer:
         """Whether its streams only tell that there is news."""
         return not self.flags & _PRODUCER
 
+    @property
+    def drained(self) -> bool:
+        """Whether the last `fill` has left nothing; `wake` is called before there is more."""
+        return self.feed.drained
+
     def disconnect(self, why: str) -> None:
-        """Ask the session to hang up."""
-        self.closed = self.closed or why
-        self._hang_up()
+        """See `Peer`."""
+        self._hang_up(why)
+        self.close()
 
     def close(self) -> None:
         """See `Peer`."""
         if self._is_gone:
             return
         self._is_gone = True
-        self._hang_up = self._wake = _ignore  # the session knows us
+        self._hang_up, self._wake = _drop, _ignore  # the session knows us
         self._asked.clear()
-        self._questions.clear()
+        self._late.clear()
         if self._connected is not None:
             self._connected.close()
         self.registration.close()
@@ -173,10 +163,17 @@ class Producer:
 
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append late answers and what streams send; return how many bytes."""
-        late = [*self.registration.take_late(), *self._questions]
-        self._questions.clear()
-        out += late
-        return sum(map(len, late)) + self.feed.fill(out, budget)
+        sent = 0
+        if self._late:
+            sent = sum(map(len, self._late))
+            out += self._late
+            self._late.clear()
+        return sent + self.feed.fill(out, budget)
+
+    def _send(self, frame: bytes) -> None:
+        """Send a frame that belongs to no stream."""
+        self._late.append(frame)
+        self._wake()
 
     def ask_version(self, number: int, key: bytes, done: Callable[[Item | None], None]) -> bool:
         """See `Peer`: a replica that has a stream of the vBucket."""
@@ -186,12 +183,11 @@ class Producer:
         opaque = next(each for each in range(_FIRST_OPAQUE, 2**32) if each not in self._asked)
         self._asked[opaque] = key, done
         asked = question(number, key)
-        self._questions.append(
+        self._send(
             encode_request(
                 asked.opcode, key=key, extras=asked.extras, vbucket=number, opaque=opaque
             )
         )
-        self._wake()
         return True
 
     def expects(self, opaque: int) -> bool:
@@ -230,12 +226,24 @@ class Producer:
                     stream.state_answered(status == Status.SUCCESS)
                 return
 
+    # --- streams begin --------------------------------------------------------------------------
+
     def _stream_request(self, request: UprRequest) -> Answer:
         asked = decode_stream_request(request.extras)
         first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
-        options = self._opening.options_of(request)
-        start = StreamStart(request.vbucket, request.opaque, asked, options)
+        start = StreamStart(request.vbucket, request.opaque, asked, self._options_of(request))
         return self.start(start, first_generation=first)
+
+    def _options_of(self, request: UprRequest) -> StreamOptions:
+        """Read what the value of a stream request says."""
+        options = self.options
+        if not request.value:
+            return StreamOptions()
+        if not (options.versions or options.leases or options.terms):
+            if self.negotiated.greeted:
+                raise InvalidArguments("a stream request has a value that was not negotiated")
+            return StreamOptions()
+        return decode_stream_options(request.value)
 
     def starts(self, request: UprRequest) -> list[StreamStart]:
         """Return the streams that STREAM_REQUESTS asks for, each of which is to be started.
@@ -257,10 +265,101 @@ class Producer:
         Raises:
             CommandError, RemoteProtocolError: refused.
         """
-        stream, log = self._opening.open(start, self, first_generation=first_generation)
+        options, number = start.options, start.vbucket
+        self._check_negotiated(options)
+        asked = Asked(start.request, tuple(options.known_versions), number in self.feed.streams)
+        stream: Stream
+        if options.lease:
+            stream, log = self._leased_stream(start, asked)
+        else:
+            bucket = self._hub.bucket
+            check_term(bucket, number, asked, options.term)
+            vbucket = locate(bucket, number, start.request.flags)
+            stream = self._new_stream(vbucket, start.opaque, asked, first_generation)
+            log = vbucket.failover_log
         self.feed.add(stream)
-        told = log if start.options.whole_log else log[:1]
+        told = log if options.whole_log else log[:1]
         return _log_answer(stream.vbucket, told, with_term=self.options.terms)
+
+    def _check_negotiated(self, options: StreamOptions) -> None:
+        if options.lease and not self.options.leases:
+            raise InvalidArguments("leases were not negotiated")
+        if options.known_versions and not self.options.versions:
+            raise InvalidArguments("known versions were not negotiated")
+        if options.term and not self.options.terms:
+            raise InvalidArguments("terms were not negotiated")
+
+    def _leased_stream(self, start: StreamStart, asked: Asked) -> tuple[LeaseStream, FailoverLog]:
+        """Read from a lease: it holds the data, so what the vBucket is now does not matter."""
+        number = start.vbucket
+        lease = self._hub.leases.find(start.options.lease)
+        vbucket = lease.vbuckets.get(number)
+        floor = 0 if vbucket is None else self.registration.floor(vbucket)
+        admitted = admit_to_lease(lease, number, asked, self._hub.settings, floor)
+        form = form_of(self.flags, self.negotiated.datatypes, self.options)
+        stream = LeaseStream(self.feed, number, start.opaque, admitted, form, lease)
+        end_seqno = lease.held[number].high_seqno
+        self._follow(stream, admitted, end_seqno, floor, reader=lease.reader)
+        return stream, lease.held[number].failover_log
+
+    def _new_stream(
+        self, vbucket: VBucket, opaque: int, asked: Asked, first_generation: bool
+    ) -> Stream:
+        hub, feed = self._hub, self.feed
+        form = form_of(self.flags, self.negotiated.datatypes, self.options)
+        if self.is_notifier:
+            noted = admit_notifier(vbucket, asked, hub.settings)
+            return NotifierStream(feed, vbucket, opaque, noted, form)
+        if self._connected is not None and self.options.buffer_bytes:
+            self._connected.begin(vbucket.id, asked.request)
+        floor = self.registration.floor(vbucket)
+        try:
+            admitted = admit(
+                vbucket,
+                asked,
+                persisted_seqno=hub.bucket.flusher.durable_seqno(vbucket),
+                settings=hub.settings,
+                floor=floor,
+            )
+        except RollbackRequired:
+            self.registration.refused(vbucket, asked.request.start_seqno)
+            raise
+        if admitted.flags & _TAKEOVER:
+            if hub.bucket.flusher.paused:
+                raise TemporaryFailure("persistence is stopped: nothing is given away")
+            return TakeoverStream(feed, vbucket, opaque, admitted, form, self._die)
+        stream = Stream(feed, vbucket, opaque, admitted, form, first_generation=first_generation)
+        self._follow(stream, admitted, vbucket.high_seqno, floor)
+        return stream
+
+    def _follow(
+        self,
+        stream: Stream,
+        request: StreamRequest,
+        end_seqno: int,
+        floor: int,
+        *,
+        reader: bytes = b"",
+    ) -> None:
+        """Let a stream and the row that speaks for it, if there is one, know of each other.
+
+        A reader of a lease reports on another connection; `reader` is its id.
+        """
+        registration, vbucket = self.registration, stream.vbucket
+        if registration.merges:
+            stream.merge(floor if request.start_seqno else vbucket.purge_seqno)
+        if not registration.accepted(vbucket, request, end_seqno):
+            if not self._hub.bucket.watermarks.is_registered(vbucket, reader):
+                self._hub.serve_unregistered(self)
+        elif not registration.merges:
+            stream.continue_build(floor, partial(registration.building, vbucket))
+
+    def _die(self, vbucket: VBucket, on_disk: Waiter) -> None:
+        bucket = self._hub.bucket
+        bucket.set_state(vbucket.id, VBucketState.DEAD)
+        bucket.flusher.when_durable(on_disk)
+
+    # --- other commands -------------------------------------------------------------------------
 
     def _close_stream(self, request: UprRequest) -> Answer:
         stream = self.feed.streams.get(request.vbucket)
@@ -268,7 +367,7 @@ class Producer:
             raise StreamNotFound(request.vbucket)
         self.feed.remove(stream)
         if self.options.end_on_close:
-            self.feed.tell_closed(stream)
+            self.feed.tell_end(stream, EndReason.CLOSED)
         return Answer()
 
     def _failover_log(self, request: UprRequest) -> Answer:
@@ -276,7 +375,7 @@ class Producer:
         if vbucket is None:
             raise NotMyVBucket(request.vbucket)
         # Where a consumer that was spliced in asked for terms, a manager asks for logs, too.
-        return _log_answer(vbucket, vbucket.failover_log, with_term=self._greeted_with_terms)
+        return _log_answer(vbucket, vbucket.failover_log, with_term=self.negotiated.terms)
 
     def _buffer_ack(self, request: UprRequest) -> None:
         (size,) = BUFFER_ACK_EXTRAS.unpack(request.extras)
@@ -342,8 +441,8 @@ class Producer:
         return Answer(extras=BARRIER_ADD_REPLY_EXTRAS.pack(feed.cycle, feed.position, 0))
 
 
-def _drop(_: Item | None) -> None:
-    """Stand in for who asked what nobody asked."""
+def _drop(_: object) -> None:
+    """Stand in for who asked what nobody asked, and for a session that is over."""
 
 
 def _ignore() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Kind, Row
@@ -18,45 +18,20 @@ from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, decode_records
-from uprmc.remote.conversation import Questions
 from uprmc.remote.registering import Instance, Registering
 from uprmc.upr.hub import Hub
+from uprmc.upr.intake import ReplicaState
 from uprmc.upr.peer import UprRequest
-from uprmc.upr.receive.receiver import Answered
-from uprmc.upr.receive.replica_stream import ReplicaState, ReplicaStream
 
-
-class Source(Protocol):
-    """A connection to the source, as far as it is needed here.
-
-    Attributes:
-        streams: by vBucket.
-        hub: the node's.
-        questions: what it was asked.
-    """
-
-    streams: dict[int, ReplicaStream]
-    hub: Hub
-    questions: Questions[Answered]
-
-    def ask(
-        self,
-        opcode: int,
-        answered: Answered,
-        *,
-        vbucket: int = 0,
-        extras: bytes = b"",
-        key: bytes = b"",
-        value: bytes = b"",
-    ) -> None:
-        """Send a request; `answered` gets the reply."""
+if TYPE_CHECKING:
+    from uprmc.upr.link import Link
 
 
 class Reporting:
     """The rows of one link. Times are monotonic seconds."""
 
-    def __init__(self, link: Source, interval_s: float) -> None:
-        self._link: Source | None = link
+    def __init__(self, link: Link, interval_s: float) -> None:
+        self._link: Link | None = link
         self._rows = Registering(
             Instance(link.hub.instance, Kind.REPLICA, meta=link.hub.tag), interval_s
         )
@@ -94,7 +69,7 @@ class Reporting:
             self._look(self._link)
         self._send(self._rows.due(now))
 
-    def _look(self, link: Source) -> None:
+    def _look(self, link: Link) -> None:
         reading, seen = ReplicaState.READING, self._seen
         for number, stream in link.streams.items():
             vbucket = stream.vbucket

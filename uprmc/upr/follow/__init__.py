@@ -1,1 +1,0 @@
-"""Which nodes this node follows: lines that are dialled, hand-overs, failovers."""

@@ -1,1 +1,0 @@
-"""The producer's side of UPR: streams of this node's changes."""

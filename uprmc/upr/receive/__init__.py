@@ -1,1 +1,0 @@
-"""The receiving side of UPR: from frames to versions, with rollback by key."""
