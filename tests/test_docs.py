@@ -38,8 +38,7 @@ from uprmc.errors import StoreRefused
 from uprmc.metrics import Exposition
 from uprmc.model import ConflictRule
 from uprmc.protocol import text_replies
-from uprmc.protocol.opcodes import QUIET, STATUS_TEXT, Opcode
-from uprmc.protocol.shapes import SHAPES, Part
+from uprmc.protocol.opcodes import QUIET, SHAPES, STATUS_TEXT, Opcode, Part
 from uprmc.server.http.site import Pages
 from uprmc.server.log import EVENTS
 from uprmc.storage.directory import open_directory

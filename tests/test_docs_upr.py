@@ -32,14 +32,13 @@ from uprmc.kv.connection_commands import _GRANTED
 from uprmc.kv.parameters import _PARAMETERS
 from uprmc.kv.upr_commands import _KNOWN_FLAGS, NAME_MAX_BYTES
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketState
+from uprmc.protocol.control import CONTROLS
 from uprmc.protocol.management import WithMetaOption
-from uprmc.protocol.opcodes import EndReason, Feature, MarkerFlag, OpenFlag, StreamFlag
-from uprmc.protocol.shapes import SHAPES
+from uprmc.protocol.opcodes import SHAPES, EndReason, Feature, MarkerFlag, OpenFlag, StreamFlag
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_BYTES
 from uprmc.protocol.upr_many import STREAM_REQUESTS_MAX_BYTES
 from uprmc.protocol.watermarks_many import REPORTS_MAX_BYTES
 from uprmc.rollback import Held, Position, Rule, check_range, rollback_point
-from uprmc.upr.options import OPTION_NAMES
 from uprmc.upr.peer import Due, KeepAlive
 
 _PAGES = {
@@ -167,7 +166,7 @@ def _numbers(text: str, base: int = 16) -> dict[int, str]:
 
 def test_every_option_of_control_is_told() -> None:
     assert sorted(names(section(STREAMS, "### CONTROL"))) == sorted(
-        name.decode() for name in OPTION_NAMES
+        name.decode() for name in CONTROLS
     )
 
 

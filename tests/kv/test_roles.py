@@ -24,13 +24,11 @@ from uprmc.kv.roles import (
 )
 from uprmc.kv.text_session import TextSession
 from uprmc.login.users import Role
-from uprmc.protocol.opcodes import QUIET, Opcode, opcode_name
-from uprmc.protocol.shapes import SHAPES
+from uprmc.protocol.control import MANAGE, WATERMARKS
+from uprmc.protocol.opcodes import QUIET, SHAPES, Opcode, opcode_name
 from uprmc.protocol.watermarks import (
-    MANAGE,
     OP_REMOVE,
     OP_SET,
-    WATERMARKS_KEY,
     ReportExtras,
     encode_report,
 )
@@ -325,6 +323,13 @@ def test_what_managers_do_is_noted_and_so_is_what_others_may_not(rig: Rig) -> No
     ]
 
 
+@pytest.mark.parametrize("opcode", [Opcode.FLUSH, Opcode.FLUSHQ])
+def test_a_flush_is_noted_a_quiet_one_too(rig: Rig, opcode: Opcode) -> None:
+    visitor = binary(rig, "manage")
+    visitor.say(frame(opcode))
+    assert visitor.door.notes[1:] == [("managed", opcode.name)]
+
+
 def test_the_source_of_a_link_may_not_manage_links(rig: Rig) -> None:
     visitor = binary(rig, "replicate")
     first, second = replies(
@@ -348,7 +353,7 @@ def report(name: bytes, op: int) -> bytes:
 
 
 def control(value: bytes) -> bytes:
-    return frame(Opcode.UPR_CONTROL, WATERMARKS_KEY, value)
+    return frame(Opcode.UPR_CONTROL, WATERMARKS, value)
 
 
 def test_watermarks_of_others_are_changed_by_managers_alone_and_it_is_noted(rig: Rig) -> None:

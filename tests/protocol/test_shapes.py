@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from tests.golden import shapes
-from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.shapes import SHAPES, Part, Refusal, shape_error
+from uprmc.protocol.opcodes import SHAPES, Opcode, Part, Refusal, Status, shape_error
 from uprmc.protocol.tap import PUSHED
 
 TORN = Refusal(Status.UNKNOWN_COMMAND, closes=True)

@@ -16,10 +16,10 @@ from tests.spark.stream_rows import Stream, connected, options_for, rows_of
 from uprmc.cli.main import run as cli
 from uprmc.columnar.errors import DataLost
 from uprmc.columnar.lease import of_token
+from uprmc.protocol.control import MANAGE, WATERMARKS
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag
 from uprmc.protocol.upr import OPEN_EXTRAS
-from uprmc.protocol.watermarks import MANAGE, WATERMARKS_KEY
 from uprmc.remote.reports import removal
 from uprmc.spark.feeding import feed
 from uprmc.spark.offsets import parsed
@@ -52,7 +52,7 @@ def forget(node: Node) -> None:
         opening = RequestFrame(
             Opcode.UPR_OPEN, key=b"manager", extras=OPEN_EXTRAS.pack(0, OpenFlag.PRODUCER)
         )
-        manage = RequestFrame(Opcode.UPR_CONTROL, key=WATERMARKS_KEY, value=MANAGE)
+        manage = RequestFrame(Opcode.UPR_CONTROL, key=WATERMARKS, value=MANAGE)
         removals = [removal(name.encode(), vbucket) for vbucket, name in rows]
         connection.require([opening, manage, *removals])
 

@@ -22,10 +22,9 @@ from uprmc.protocol.replication import Outcome
 from uprmc.server import system
 from uprmc.server.net.dialer import Call, DialledProtocol
 from uprmc.server.node import Node
-from uprmc.upr import link
 from uprmc.upr.handover import Handover
 from uprmc.upr.intake import ReplicaStream
-from uprmc.upr.link import Link
+from uprmc.upr.link import Link, LinkCall
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 VBUCKETS = 4
@@ -265,7 +264,16 @@ def test_dialled_connections_are_listed_with_the_others(cluster: Cluster) -> Non
     assert (info.listener, info.peer) == ("replication", a.addresses()["upr"])
 
 
-KINDS = (Call, DialledProtocol, Handover, link.Call, Link, ReplicaStream, tcp.Client, tcp.Connector)
+KINDS = (
+    Call,
+    DialledProtocol,
+    Handover,
+    LinkCall,
+    Link,
+    ReplicaStream,
+    tcp.Client,
+    tcp.Connector,
+)
 
 
 def _alive() -> Counter[str]:

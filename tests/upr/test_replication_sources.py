@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.kv.harness import CountingEntropy
 from tests.upr.replication_rig import A, B, FakeLink, World
+from uprmc.protocol import control
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.remote import features
 from uprmc.upr.source import FIRST_PAUSE_S, Pause, Source
 
 MOST_S = 15.0
@@ -60,7 +60,7 @@ def test_a_source_with_another_number_of_vbuckets_is_not_followed(
     """A key would be in another vBucket here; what it has and we have not was refused for ever."""
     world.follow(A)
     link = world.calls[-1].connects()
-    link.granted = {features.VERSIONS}
+    link.granted = {control.VERSIONS}
     link.opens()
     assert link.asked == [], "not before it is known"
     others = int(world.bucket.settings.engine.vbuckets * times)
@@ -79,7 +79,7 @@ def test_a_source_with_another_number_of_vbuckets_is_not_followed(
 def test_a_source_that_tells_no_number_is_followed(world: World) -> None:
     world.follow(A, [0])
     link = world.calls[-1].connects()
-    link.granted = {features.VERSIONS}
+    link.granted = {control.VERSIONS}
     link.opens()
     ((opcode, answered),) = link.questions
     answered(ResponseFrame(opcode, status=Status.ACCESS_DENIED))

@@ -9,9 +9,9 @@ import pytest
 from tests.upr.replication_rig import A, B, World
 from uprmc.errors import InvalidArguments, TemporaryFailure
 from uprmc.model import VBucketState
+from uprmc.protocol import control
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.replication import Outcome
-from uprmc.remote import features
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 TAKEN, REFUSED, INTERRUPTED = Outcome
@@ -54,7 +54,7 @@ def test_nothing_is_taken_from_a_source_with_another_number_of_vbuckets(
     """Its keys would be looked for in other vBuckets here."""
     told = world.take_over(A, [0, 1])
     link = world.calls[0].connects()
-    link.granted = {features.VERSIONS}
+    link.granted = {control.VERSIONS}
     link.opens()
     assert link.taking == [], "not before it is known"
     count = int(world.bucket.settings.engine.vbuckets * times)

@@ -15,10 +15,10 @@ from uprmc.engine.watermarks.table import MANAGER
 from uprmc.engine.with_meta import Demand, accept_version
 from uprmc.errors import InvalidArguments, KeyExists, KeyNotFound, TemporaryFailure
 from uprmc.model import Item, Origin, VBucketState
+from uprmc.protocol.control import CONTROLS
 from uprmc.protocol.opcodes import MAGIC_RESPONSE, Feature, Opcode
 from uprmc.record import pack
 from uprmc.server.node import Node
-from uprmc.upr import options
 from uprmc.xdcr import target as targets
 from uprmc.xdcr.link import Link
 from uprmc.xdcr.reconcile import FarDocuments
@@ -496,7 +496,7 @@ def test_a_target_that_tells_no_origins_cannot_be_compared(
 ) -> None:
     a, _b, west, _ = outpace(centres)
     centres.loop.until(lambda: west.needs_reconcile == list(ALL))
-    monkeypatch.delitem(options._SETTERS, b"uprmc_origins")
+    monkeypatch.delitem(CONTROLS, b"uprmc_origins")
     centres.command(a, "reconcile", name="west")
     centres.loop.until(lambda: not centres.command(a, "reconciled", name="west")["running"])
     assert "tells no origins" in centres.command(a, "reconciled", name="west")["error"]

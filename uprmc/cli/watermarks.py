@@ -20,16 +20,15 @@ from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.connecting import own_name
 from uprmc.errors import ConfigError
 from uprmc.model import VBucketState
+from uprmc.protocol.control import MANAGE, WATERMARKS
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import OPEN_EXTRAS
 from uprmc.protocol.watermarks import (
     ID_MAX_BYTES,
     KIND_NAMES,
-    MANAGE,
     OP_REMOVE,
     OP_SET,
-    WATERMARKS_KEY,
     ReportExtras,
     encode_report,
 )
@@ -261,7 +260,7 @@ def _open(connection: NodeConnection) -> None:
             key=own_name("uprmc-watermarks").encode(),
             extras=OPEN_EXTRAS.pack(0, OpenFlag.PRODUCER),
         ),
-        RequestFrame(Opcode.UPR_CONTROL, key=WATERMARKS_KEY, value=MANAGE),
+        RequestFrame(Opcode.UPR_CONTROL, key=WATERMARKS, value=MANAGE),
     ):
         answer = connection.ask(request)
         if answer.status:

@@ -32,10 +32,10 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Place
 from uprmc.client.position_writer import PositionWriter
 from uprmc.model import FailoverLog
+from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
-from uprmc.remote import features
 from uprmc.remote.registering import Purged
 from uprmc.remote.stream import StreamState
 from uprmc.remote.undo import undo
@@ -182,7 +182,7 @@ class Follower:
             place.stand_at(seqno, (yield from self._log(session, place)))
             return
         words = f"the node at {session.place} shares our history only up to seqno {seqno}"
-        if not seqno and len(place.log) > 1 and features.VERSIONS not in session.granted:
+        if not seqno and len(place.log) > 1 and control.VERSIONS not in session.granted:
             # It knows nothing of the one history we named, perhaps something of an older one.
             seqno = place.agreed((yield from self._log(session, place))) or 0
         yield from self._return_to(session, place, seqno, words)

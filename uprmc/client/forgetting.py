@@ -21,6 +21,7 @@ from uprmc.client.nodes import check_place
 from uprmc.connecting import own_name
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
+from uprmc.protocol import control
 from uprmc.protocol.opcodes import Status
 from uprmc.protocol.watermarks import ID_MAX_BYTES
 from uprmc.remote import features
@@ -116,9 +117,9 @@ def _remove(connection: NodeConnection, name: bytes, numbers: Sequence[int]) -> 
     if first.status:
         raise NodeError(f"the node at {connection.place} refuses: {first.reason}")
     granted = features.granted(controls, answers)
-    if features.WATERMARKS not in granted:
+    if control.WATERMARKS not in granted:
         return set()
-    frames = removals(name, numbers, many=features.REPORTS in granted)
+    frames = removals(name, numbers, many=control.REPORTS in granted)
     try:
         refused = {
             each.vbucket: each.status

@@ -31,10 +31,10 @@ from uprmc.connecting import own_name
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.model import SnapshotRange
+from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
-from uprmc.remote import features
 from uprmc.remote import lease as messages
 from uprmc.remote.batch import Batch
 
@@ -177,7 +177,7 @@ class Lease:
         return self._ask(messages.acquire(vbuckets, seconds))  # an older node asks not who reads
 
     def _begin(self, session: NodeSession, vbuckets: Sequence[int]) -> Task:
-        if features.LEASES not in session.granted:
+        if control.LEASES not in session.granted:
             raise LeaseRefused(f"the node at {self._place} has no leases")
         frames = [
             session.stream_request(number, _BEGINNING, 0, lease=self.id)[1] for number in vbuckets

@@ -24,12 +24,12 @@ from uprmc.client.position import Asked
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.model import SEQNO_MAX
+from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions
 from uprmc.protocol.upr_many import StreamStart, encode_stream_requests, split_starts
-from uprmc.remote import features
 from uprmc.remote.conversation import (
     KEEP_ALIVES,
     FlowControl,
@@ -172,9 +172,7 @@ class NodeSession:
     def tick(self, now: float) -> None:
         """Notice a node that has vanished."""
         limit_s = self.opening.noop_interval_s * _SILENCE_INTERVALS + _SILENCE_SLACK_S
-        known = (
-            not self.open or {features.KEEP_ALIVES, features.KEEP_ALIVE_INTERVAL} <= self.granted
-        )
+        known = not self.open or {control.KEEP_ALIVES, control.KEEP_ALIVE_INTERVAL} <= self.granted
         if self.silence.lasts(now, limit_s) and known and self.error is None:
             self.error = ConnectionLost(f"the node at {self.place} is silent for {limit_s:g} s")
 
@@ -220,7 +218,7 @@ class NodeSession:
             self._take_report(found, frame)
             return None
         if frame.opcode == Opcode.STREAM_REQUESTS:
-            self.granted.discard(features.STREAM_REQUESTS)
+            self.granted.discard(control.STREAM_REQUESTS)
             self._to_send += [start.encode(start.opaque) for start in found]
             return None
         ask, number = found
@@ -242,7 +240,7 @@ class NodeSession:
             return False
         number, frame = found
         opaque = self.decoder.questions.expect(frame.opcode, (ask, number), frame.opaque)
-        if type(frame) is StreamStart and features.STREAM_REQUESTS in self.granted:
+        if type(frame) is StreamStart and control.STREAM_REQUESTS in self.granted:
             self._starts.append(frame)
         else:
             self._send_starts()
@@ -317,7 +315,7 @@ class NodeSession:
     def grant(self, keys: set[bytes]) -> None:
         """Take the CONTROLs that the node has accepted."""
         self.granted = keys
-        self.flow.buffer_bytes = self.opening.buffer_bytes if features.FLOW_CONTROL in keys else 0
+        self.flow.buffer_bytes = self.opening.buffer_bytes if control.FLOW_CONTROL in keys else 0
 
     def poll(self, disputed: Sequence[int]) -> Task:
         """Ask which vBuckets the node has, and for the history of disputed ones."""
@@ -326,7 +324,7 @@ class NodeSession:
     @property
     def starts_max(self) -> int:
         """How many streams may be asked for before there are answers."""
-        return _STARTS_MAX if features.STREAM_REQUESTS in self.granted else _STARTS_ALONE_MAX
+        return _STARTS_MAX if control.STREAM_REQUESTS in self.granted else _STARTS_ALONE_MAX
 
     def gone(self, vbucket: int) -> None:
         """Take note that a vBucket is not there any more, as far as is known."""
@@ -354,7 +352,7 @@ class NodeSession:
         self.decoder.streams[stream.opaque] = stream
         options = StreamOptions(lease=lease, term=asked.term if self.facts.knows_terms else 0)
         uuid = asked.uuid
-        if versions and features.VERSIONS in self.granted and asked.known_versions:
+        if versions and control.VERSIONS in self.granted and asked.known_versions:
             options = options._replace(known_versions=asked.known_versions)
             uuid = asked.known_versions[0].uuid
         request = StreamRequest(flags, asked.seqno, SEQNO_MAX, uuid, *asked.snapshot)

@@ -12,6 +12,7 @@ from uprmc.connecting import new_nonce
 from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import LoginRefused
 from uprmc.places import parsed
+from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.remote import features
@@ -107,5 +108,5 @@ class Opening:
 def _opened(greeted: ResponseFrame, granted: set[bytes], cluster_map: ResponseFrame) -> Opened:
     knows_terms = features.tells_terms(greeted.status, greeted.value)
     if not knows_terms:  # some producers grant every CONTROL
-        granted -= {features.STREAM_REQUESTS, features.WATERMARKS, features.REPORTS}
+        granted -= {control.STREAM_REQUESTS, control.WATERMARKS, control.REPORTS}
     return Opened(granted, knows_terms, map_of(cluster_map))

@@ -24,6 +24,7 @@ from uprmc.columnar.errors import NoVBucket, SparkError
 from uprmc.columnar.nodes import Nodes
 from uprmc.connecting import own_name
 from uprmc.errors import RemoteProtocolError
+from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Status, opcode_name
 from uprmc.protocol.watermarks_many import Refused
@@ -186,7 +187,7 @@ def unregister(access: Access, name: bytes) -> list[int]:
 
 def _removed(name: bytes, numbers: Sequence[int], connection: Connection) -> set[int]:
     granted = connection.opened = opened(connection, own_name("removes").encode())
-    if features.WATERMARKS not in granted:
+    if control.WATERMARKS not in granted:
         return set()
     refusals: list[tuple[Refused, ResponseFrame]] = []
 
@@ -195,7 +196,7 @@ def _removed(name: bytes, numbers: Sequence[int], connection: Connection) -> set
         refusals.extend((refused, answer) for refused in told.refused)
         return told.last
 
-    converse(connection, removals(name, numbers, many=features.REPORTS in granted), take)
+    converse(connection, removals(name, numbers, many=control.REPORTS in granted), take)
     for refused, answer in refusals:
         if refused.status not in _NOTHING_THERE:
             raise connection.refusal(_alone(answer, refused), opcode_name(answer.opcode))

@@ -16,6 +16,7 @@ from uprmc.columnar.errors import LeaseEnded, LeaseRefused, RolledBack, SparkErr
 from uprmc.columnar.read_state import ReadState, StreamEnd
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.schema import Columns
+from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, opcode_name
 from uprmc.protocol.upr import ROLLBACK_VALUE
@@ -124,7 +125,7 @@ class Streams:
                 if frame is opening:
                     raise self._connection.refusal(answer, opcode_name(frame.opcode))
                 raise LeaseRefused(f"{self._connection.place} has no leases: {answer.reason}")
-        if features.FLOW_CONTROL not in features.granted(asked, answers):
+        if control.FLOW_CONTROL not in features.granted(asked, answers):
             self._flow.buffer_bytes = 0
 
     def _ask(self) -> None:

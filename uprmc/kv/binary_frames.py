@@ -39,8 +39,8 @@ from uprmc.protocol.opcodes import (
     Opcode,
     Status,
     opcode_name,
+    shape_error,
 )
-from uprmc.protocol.shapes import shape_error
 from uprmc.protocol.tap import PUSHED
 
 #: Versions created elsewhere, which may have to be compared with tombstones on disk.

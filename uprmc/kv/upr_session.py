@@ -32,15 +32,14 @@ from uprmc.kv.refusals import REFUSALS
 from uprmc.kv.stream_requests import answers_to_starts
 from uprmc.kv.watermark_reports import answers_to_reports
 from uprmc.login.users import Role
+from uprmc.protocol.control import MANAGE, WATERMARKS
 from uprmc.protocol.header import ResponseFrame, encode_request, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE, check_deletion
 from uprmc.protocol.watermarks import (
     HWT_PURGED_EXTRAS,
     ID_MAX_BYTES,
-    MANAGE,
     OP_REMOVE,
-    WATERMARKS_KEY,
     decode_report,
 )
 from uprmc.protocol.watermarks_many import REPORTS_EXTRAS
@@ -305,7 +304,7 @@ class UprSession(BinarySession):
         opcode, key = request.opcode, request.key
         try:
             if opcode == Opcode.UPR_CONTROL:
-                if key == WATERMARKS_KEY and request.value == MANAGE:
+                if key == WATERMARKS and request.value == MANAGE:
                     require(door, Role.MANAGE, "UPR_CONTROL uprmc_hwt=manage")
                 return True
             removes = _operation(request) == OP_REMOVE

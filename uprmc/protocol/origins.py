@@ -22,9 +22,6 @@ from uprmc.model import Origin
 from uprmc.protocol.derive import derive
 from uprmc.protocol.management import decode_extended_meta
 
-#: Control key that asks for origins on streams; `Feature.ORIGINS` of HELLO asks everywhere.
-ORIGINS_KEY = b"uprmc_origins"
-
 #: Id of the entry.
 ORIGIN_META_ID = 0xE0
 

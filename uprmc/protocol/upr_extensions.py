@@ -56,9 +56,6 @@ SNAPSHOT_END_EXTRAS = derive(SnapshotEndExtras)
 
 # --- facts --------------------------------------------------------------------------------------
 
-#: Control key that asks for VBUCKET_FACTS.
-FACTS_KEY = b"uprmc_vbucket_facts"
-
 #: Extras of VBUCKET_FACTS: deletions up to `purge_seqno` may be missing from the snapshots that
 #: follow, and no deletion ever had a revision above `rev_floor`, whether it still exists or not. As
 #: a manager's request it raises an active vBucket's floor; `purge_seqno` is 0.

@@ -23,9 +23,6 @@ from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
 
 # --- new snapshots ------------------------------------------------------------------------------
 
-#: Control key that asks for SNAPSHOTS.
-SNAPSHOTS_KEY = b"uprmc_snapshots"
-
 #: Flag of SNAPSHOTS: there is more, and the producer sends it as soon as others had their turn.
 MORE_FOLLOWS = 0x01
 
@@ -57,9 +54,6 @@ def snapshots_head(rows: Sequence[bytes], item_bytes: int, *, more: bool) -> byt
 
 
 # --- requests -----------------------------------------------------------------------------------
-
-#: Control key that allows STREAM_REQUESTS.
-STREAM_REQUESTS_KEY = b"uprmc_stream_requests"
 
 #: Longest value of STREAM_REQUESTS: all of it is read in one turn.
 STREAM_REQUESTS_MAX_BYTES = 131_072

@@ -15,13 +15,6 @@ from construct import Struct as Layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.protocol.derive import derive
 
-#: Control key that asks for watermarks; with the value `MANAGE` for the rows of others, too.
-WATERMARKS_KEY = b"uprmc_hwt"
-MANAGE = b"manage"
-
-#: Control key that asks for the floors of rows in HWT_REPLICATE and HWT_READ.
-FLOORS_KEY = b"uprmc_hwt_floors"
-
 #: Kinds of clients, by their number on the wire.
 KIND_NAMES = ("other", "xdcr", "index", "replica", "rebalance", "backup", "spark")
 
@@ -79,7 +72,7 @@ _FLOOR = derive(Layout("floor" / Int64ub))
 #: Value of the reply to HWT_READ.
 HwtReadValue = Layout("entries" / GreedyRange(_RECORD), Terminated)
 
-#: Value of both messages after `FLOORS_KEY`; a `floor` of 0 is none.
+#: Value of both messages after `control.FLOORS`; a `floor` of 0 is none.
 HwtFloorsValue = Layout(
     "entries" / GreedyRange(Layout(*_RECORD.subcons, "floor" / Int64ub)), Terminated
 )

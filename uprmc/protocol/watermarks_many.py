@@ -20,9 +20,6 @@ from uprmc.protocol.derive import derive
 from uprmc.protocol.rows import pack_rows, unpack_rows
 from uprmc.protocol.watermarks import OP_REMOVE, OP_SET
 
-#: Control key that allows HWT_REPORTS.
-REPORTS_KEY = b"uprmc_hwt_reports"
-
 #: Longest value of HWT_REPORTS.
 REPORTS_MAX_BYTES = 131_072
 

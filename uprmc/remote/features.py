@@ -18,38 +18,32 @@ from typing import Protocol, Self
 
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.binary import decode_hello, encode_hello
+from uprmc.protocol.control import (
+    BACKFILL_ORDER,
+    BARRIERS,
+    END_ON_CLOSE,
+    EXPIRATIONS,
+    FACTS,
+    FLOORS,
+    FLOW_CONTROL,
+    HEALS,
+    KEEP_ALIVE_INTERVAL,
+    KEEP_ALIVES,
+    LEASES,
+    MARKERS,
+    ORIGINS,
+    OURS,
+    PERSISTED,
+    REPORTS,
+    SNAPSHOTS,
+    STREAM_REQUESTS,
+    TERMS,
+    VERSIONS,
+    WATERMARKS,
+)
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Feature, Opcode, OpenFlag, Status
-from uprmc.protocol.origins import ORIGINS_KEY
 from uprmc.protocol.upr import OPEN_EXTRAS
-from uprmc.protocol.upr_extensions import FACTS_KEY
-from uprmc.protocol.upr_many import SNAPSHOTS_KEY, STREAM_REQUESTS_KEY
-from uprmc.protocol.watermarks import FLOORS_KEY, WATERMARKS_KEY
-from uprmc.protocol.watermarks_many import REPORTS_KEY
-
-FLOW_CONTROL = b"connection_buffer_size"
-KEEP_ALIVES = b"enable_noop"
-KEEP_ALIVE_INTERVAL = b"set_noop_interval"
-EXPIRATIONS = b"enable_expiry_opcode"
-MARKERS = b"max_marker_version"
-END_ON_CLOSE = b"send_stream_end_on_client_close_stream"
-BACKFILL_ORDER = b"backfill_order"
-VERSIONS = b"uprmc_versions"
-PERSISTED = b"uprmc_persisted"
-HEALS = b"uprmc_heals"
-TERMS = b"uprmc_terms"
-FACTS = FACTS_KEY
-ORIGINS = ORIGINS_KEY
-BARRIERS = b"uprmc_barrier"
-LEASES = b"uprmc_leases"
-SNAPSHOTS = SNAPSHOTS_KEY
-STREAM_REQUESTS = STREAM_REQUESTS_KEY
-WATERMARKS = WATERMARKS_KEY
-REPORTS = REPORTS_KEY
-FLOORS = FLOORS_KEY
-
-#: Keys of CONTROLs that only a node like this one knows begin so.
-OURS = b"uprmc_"
 
 #: Each CONTROL's value; `Handshake.controls` fills in what is in braces.
 CONTROLS: Mapping[bytes, str] = {

@@ -5,7 +5,7 @@ client has reported that it is durable with it. This module builds the frames an
 answers; sockets, clocks and opaques belong to its user. There is one `Registering` for each
 connection, because a connection owns the rows that it names until it closes. How to use it:
 
-1. Ask for `features.WATERMARKS` and `features.REPORTS` in the handshake (`Handshake.registering`),
+1. Ask for `control.WATERMARKS` and `control.REPORTS` in the handshake (`Handshake.registering`),
    and tell `begin` which keys were accepted. A node without watermarks leaves the client
    unregistered: every method may still be called, and gives no frames.
 2. Send what `register` or `register_all` returns before the stream request of that vBucket. Do not
@@ -34,11 +34,11 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple
 
+from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.watermarks import KIND_NAMES
 from uprmc.protocol.watermarks_many import OneReport, Refused, ReportsHead
-from uprmc.remote import features
 from uprmc.remote.reports import HasAnswer, frames_of, removal, told_of, vbuckets_of
 
 #: Seconds between two reports of the same vBucket, unless the user of this says otherwise.
@@ -152,8 +152,8 @@ class Registering:
 
     def begin(self, granted: Collection[bytes]) -> None:
         """Take note of the keys of CONTROL that the node has accepted."""
-        self.granted = features.WATERMARKS in granted
-        self.many = features.REPORTS in granted
+        self.granted = control.WATERMARKS in granted
+        self.many = control.REPORTS in granted
 
     @property
     def vbuckets(self) -> Sequence[int]:

@@ -1,6 +1,6 @@
 """Frames of reports, and what their answers say: one vBucket in a frame, or many.
 
-A node that has granted `features.REPORTS` takes the reports of many vBuckets in one HWT_REPORTS,
+A node that has granted `control.REPORTS` takes the reports of many vBuckets in one HWT_REPORTS,
 whose answer names only what was refused. Other nodes get a HWT_REPORT for each vBucket.
 
 Source: UPR reference, section 7; docs/extensions.md.

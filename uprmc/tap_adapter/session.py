@@ -30,8 +30,8 @@ from uprmc.protocol.opcodes import (
     STATUS_TEXT,
     Opcode,
     Status,
+    shape_error,
 )
-from uprmc.protocol.shapes import shape_error
 from uprmc.protocol.tap import (
     PUSHED,
     TAP_BACKFILL_DATA,

@@ -19,7 +19,7 @@ from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.replication import Outcome
 from uprmc.remote import features
 from uprmc.upr.hub import Hub
-from uprmc.upr.link import Call, Link, other_count
+from uprmc.upr.link import Link, LinkCall, other_count
 
 #: vBuckets that are not decided are given up when none has made progress for this long.
 _STILL_S = 60.0
@@ -52,7 +52,7 @@ class Handover:
         self._began_at = self._moved_at = now
         self._steps = 0
         self._on_end: Callable[[Handover], None] | None = on_end
-        self._call: Call | None = Call(hub, dial, place, name, self)
+        self._call: LinkCall | None = LinkCall(hub, dial, place, name, self)
 
     def start(self) -> None:
         """Dial; all may be decided before this returns."""

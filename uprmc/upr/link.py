@@ -1,9 +1,9 @@
 """A connection that this node has dialled: it asks another node for streams and fills vBuckets.
 
-A `Call` dials. The `Link` that comes of it is a session like those of clients, only that it speaks
-first: HELLO, OPEN, and how it wants to be served, all in one piece. Once all of it is answered its
-owner is told so, and asks it to `follow` vBuckets, to `leave` them, or to `take_over` what the
-other node serves now. Once a second it asks how far the other node is, and in which terms.
+A `LinkCall` dials. The `Link` that comes of it is a session like those of clients, only that it
+speaks first: HELLO, OPEN, and how it wants to be served, all in one piece. Once all of it is
+answered its owner is told so, and asks it to `follow` vBuckets, to `leave` them, or to `take_over`
+what the other node serves now. Once a second it asks how far the other node is, and in which terms.
 
 Note: a link is stricter than a spliced `Consumer`. Whatever breaks the protocol (seqnos that fall,
 a snapshot that is cut short, a vBucket that was not asked for) ends the connection with an `error`
@@ -33,6 +33,7 @@ from uprmc.login.mechanisms import LoginRefused
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.places import parsed
 from uprmc.ports import Dial, Dialled, Session
+from uprmc.protocol import control
 from uprmc.protocol.header import (
     RequestFrame,
     ResponseFrame,
@@ -49,10 +50,10 @@ from uprmc.protocol.opcodes import (
     Opcode,
     Status,
     StreamFlag,
+    shape_error,
     status_text,
 )
 from uprmc.protocol.replication import GET_VERSION_ORIGIN_EXTRAS, GET_VERSION_REPLY_EXTRAS
-from uprmc.protocol.shapes import shape_error
 from uprmc.protocol.upr import SEQNO_ACKNOWLEDGED_EXTRAS, Marker, decode_term
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
 from uprmc.record import ABSENT, KIND_AT, LOST, unpack
@@ -420,7 +421,7 @@ class Link(Receiver):
         stream = self._reading(request)
         if not stream.whole:
             raise RangeExceeded("watermarks in the middle of a snapshot")
-        floors = features.FLOORS in self.granted
+        floors = control.FLOORS in self.granted
         take_table(request, stream.vbucket, self.hub, floors=floors)
 
     def _tell_version(self, request: UprRequest, *, again: bool = True) -> None:
@@ -543,7 +544,7 @@ class Link(Receiver):
 
     def _stream_options(self, stream: ReplicaStream) -> bytes:
         vbucket = stream.vbucket
-        versions = features.VERSIONS in self.granted and not stream.bare
+        versions = control.VERSIONS in self.granted and not stream.bare
         known = vbucket.failover_log[:_KNOWN_VERSIONS] if versions else ()
         # What was never filled has no history, so its term is of none that the other node can know.
         tells = self.terms and vbucket.high_seqno and not stream.stranger
@@ -551,7 +552,7 @@ class Link(Receiver):
         return encode_stream_options(StreamOptions(known, term=term))
 
     def _stream_answered(self, stream: ReplicaStream, reply: ResponseFrame) -> None:
-        versions = features.VERSIONS in self.granted and not stream.bare
+        versions = control.VERSIONS in self.granted and not stream.bare
         refused = reply.status == Status.INVALID_ARGUMENTS and versions
         if refused and stream.state is not ReplicaState.DEAD:
             stream.bare = True  # its upr.known_versions may be lower than what we name
@@ -702,7 +703,7 @@ class Link(Receiver):
         if ask and not self._asks_seqnos:
             self._asks_seqnos, self._asked_at = True, now
             self.ask(Opcode.GET_ALL_VB_SEQNOS, self._seqnos_came)
-        if features.PERSISTED in self.granted and now - self._told_at >= _TELL_EVERY_S:
+        if control.PERSISTED in self.granted and now - self._told_at >= _TELL_EVERY_S:
             self._told_at = now
             self._tell_persisted()
 
@@ -799,7 +800,7 @@ _HANDLERS: dict[int, Callable[[Link, UprRequest], Answer | None]] = {
 # --- dialling ------------------------------------------------------------------------------------
 
 
-class Call:
+class LinkCall:
     """One call to another node: dialling it, and the link that comes of it.
 
     Rules do not dial. They are handed a `Dial` that does, and get the connection's session to make.

@@ -21,7 +21,7 @@ from uprmc.remote import features
 from uprmc.remote.retry import Backoff
 from uprmc.remote.undo import question, version
 from uprmc.upr.hub import Hub
-from uprmc.upr.link import Call, Link, other_count
+from uprmc.upr.link import Link, LinkCall, other_count
 
 #: The first pause, in seconds; each is up to half shorter, by chance, so that nodes spread out.
 FIRST_PAUSE_S = 0.1
@@ -169,7 +169,7 @@ class Source:
         self._dial = dial
         self._name = name
         self._now = now
-        self._call: Call | None = None
+        self._call: LinkCall | None = None
         self._opened = self._compared = False
         self._began_at = now
         self._pause = self._new_pause()
@@ -323,7 +323,7 @@ class Source:
     def _dial_now(self) -> None:
         self.attempts += 1
         self._began_at = self._now
-        self._call = call = Call(self._hub, self._dial, self.place, self._name, self)
+        self._call = call = LinkCall(self._hub, self._dial, self.place, self._name, self)
         call.start()
 
     def _ask(self, link: Link) -> None:
