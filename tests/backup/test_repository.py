@@ -215,7 +215,10 @@ def test_an_increment_or_chain_that_is_not_there(directory: Path) -> None:
         repository.chain("chain-0007")
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 1}'])
+SAID = '{"format": 1, "kind": "uprmc backup", "id": %s}'
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 1}', SAID % 0, SAID % "[]"])
 def test_a_torn_repo_file(directory: Path, text: str) -> None:
     (directory / "repo.json").write_text(text)
     with pytest.raises(BackupDamaged, match=r"repo\.json"):
@@ -223,8 +226,16 @@ def test_a_torn_repo_file(directory: Path, text: str) -> None:
 
 
 def test_a_repo_file_of_the_future(directory: Path) -> None:
-    (directory / "repo.json").write_text('{"format": 9, "id": "x"}')
+    (directory / "repo.json").write_text('{"format": 9, "kind": "uprmc backup", "id": "x"}')
     with pytest.raises(BackupForeign, match="format 9"):
+        Repository(directory)
+
+
+@pytest.mark.parametrize("kind", ["other", "", None, ["uprmc backup"]])
+def test_a_repo_file_of_another_program(directory: Path, kind: object) -> None:
+    said = {"format": 1, "kind": kind, "id": "x"}
+    (directory / "repo.json").write_text(json.dumps(said))
+    with pytest.raises(BackupForeign, match="is no backup"):
         Repository(directory)
 
 

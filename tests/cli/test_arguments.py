@@ -54,6 +54,7 @@ def test_a_value_is_read_as_settings_are(kind: Read, text: str, value: Any) -> N
         (seconds(1.0), "500ms", "'500ms' is less than 1 s"),
         (seconds(), "9999999", "'9999999' is more than 1000000 s"),
         (whole(most=3), "4", "'4' is more than 3"),
+        (whole(most=2**64 - 1), f"{2**64}", f"'{2**64}' is more than {2**64 - 1}"),
         (whole(), "1.5", "'1.5' is not a whole number"),
         (PLACE, "11210", "'11210' is not HOST:PORT"),
         (PREFIX, "a*b", "is not how keys begin: a star may only be at its end"),

@@ -50,6 +50,8 @@ def test_closed_standard_streams_are_empty_and_not_an_error(closed: str) -> None
         (["sevre"], "sevre"),
         (["--wrong"], "--wrong"),
         (["--node", "x", "status"], "options such as --node follow the verb"),
+        (["index", "put", "", "f.json"], "no design has such a name: ''"),
+        (["index", "delete", "a/b"], "no design has such a name: 'a/b'"),
         (["--json", "keys"], "options such as --json follow the verb"),
         (["vbucket", "--node", "x", "list"], "options such as --node follow the verb"),
         (["check", "--node", "x"], "No such option '--node'; 'uprmc check --help' lists them"),

@@ -36,6 +36,7 @@ from uprmc.columnar.errors import (
 from uprmc.jobs.files import UNFINISHED, sync, sync_tree, write_note, write_whole
 
 FORMAT = 1
+KIND = "uprmc backup"
 REPOSITORY_FILE = "repo.json"
 LOCK_FILE = "lock"
 RUN_FILE = "run.json"
@@ -131,7 +132,7 @@ class Repository:
                     raise BackupForeign(
                         f"{path} is no backup and not empty: it has {sorted(others)[0]}"
                     )
-                said = {"format": FORMAT, "kind": "uprmc backup", "id": uuid.uuid4().hex}
+                said = {"format": FORMAT, "kind": KIND, "id": uuid.uuid4().hex}
                 write_whole(path / REPOSITORY_FILE, json.dumps(said) + "\n")
         except OSError as error:
             raise BadFile(f"{path}: {error}") from None
@@ -250,14 +251,18 @@ def _repository_id(path: Path) -> str:
     file = path / REPOSITORY_FILE
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        known, its_id = found["format"], found["id"]
+        kind, known, its_id = found["kind"], found["format"], found["id"]
     except (FileNotFoundError, NotADirectoryError):
         raise BackupForeign(f"{path} is no backup: it has no {REPOSITORY_FILE}") from None
     except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise BackupDamaged(f"{file}: {type(error).__name__}: {error}") from None
+    if kind != KIND:
+        raise BackupForeign(f"{path} is no backup: {file} says {kind!r}")
     if known != FORMAT:
         raise BackupForeign(f"{file}: format {known!r}; this program knows {FORMAT}")
-    return str(its_id)
+    if not isinstance(its_id, str) or not its_id:
+        raise BackupDamaged(f"{file}: {its_id!r} is no id")
+    return its_id
 
 
 def _linked(path: Path, repository_id: str) -> list[Increment]:

@@ -57,10 +57,14 @@ class Read(_ParamType):
         except ValueError as error:
             self.fail(f"{value!r} is not {error}", param, ctx)
         if self._least is not None and found < self._least:
-            self.fail(f"{value!r} is less than {self._least:.10g}{self._unit}", param, ctx)
+            self.fail(f"{value!r} is less than {_shown(self._least)}{self._unit}", param, ctx)
         if self._most is not None and found > self._most:
-            self.fail(f"{value!r} is more than {self._most:.10g}{self._unit}", param, ctx)
+            self.fail(f"{value!r} is more than {_shown(self._most)}{self._unit}", param, ctx)
         return found
+
+
+def _shown(limit: float) -> str:
+    return str(limit) if isinstance(limit, int) else f"{limit:.10g}"
 
 
 def seconds(least: float = 0.0) -> Read:

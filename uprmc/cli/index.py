@@ -25,7 +25,7 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import fitting, printable, row_line, show, table
 from uprmc.client.connection import NodeError
 from uprmc.errors import ConfigError, UprmcError
-from uprmc.index.design import DESIGNS, design_path
+from uprmc.index.design import DESIGNS, NAME_RULE, design_path, is_name
 from uprmc.login.credentials import Credentials, basic_auth
 from uprmc.places import WITH_LOGIN, WITH_TLS, parsed, tls_refusal
 from uprmc.units import in_ranges
@@ -232,7 +232,13 @@ def index() -> None:
     """Store, query and describe views."""
 
 
-_NAME = click.argument("name", metavar="NAME")
+def _named(_: click.Context, __: click.Parameter, name: str) -> str:
+    if not is_name(name):
+        raise click.BadParameter(f"no design has such a name: {name!r}; names are {NAME_RULE}")
+    return name
+
+
+_NAME = click.argument("name", metavar="NAME", callback=_named)
 
 
 @index.command()

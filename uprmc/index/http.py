@@ -88,7 +88,7 @@ class _Root(Resource):
         if handler is None:
             allowed = [*handlers, *(["HEAD"] if "GET" in handlers else [])]
             request.setHeader(b"Allow", ", ".join(allowed).encode())
-            reason = f"only {' and '.join(handlers)} work here"
+            reason = f"only {' and '.join(allowed)} {'works' if len(allowed) == 1 else 'work'} here"
             raise Refused(405, "method_not_allowed", reason)
         return await handler(request, it)
 
