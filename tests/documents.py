@@ -34,6 +34,10 @@ MANAGEMENT = _page("management")
 STREAMS = _page("streams")
 EXTENSIONS = _page("extensions")
 OPERATIONS = _page("operations")
+INSTALL = _page("install")
+SECURITY = _page("security")
+BACKGROUND = _page("background")
+TROUBLESHOOTING = _page("troubleshooting")
 STATISTICS = _page("statistics")
 
 ON_DISK = "everything is written to disk"

@@ -14,12 +14,16 @@ import pytest
 from twisted.internet.testing import StringTransport
 
 from tests.documents import (
+    BACKGROUND,
     EXTENSIONS,
+    INSTALL,
     MANAGEMENT,
     OPERATIONS,
     PROTOCOL,
+    SECURITY,
     STATISTICS,
     STREAMS,
+    TROUBLESHOOTING,
     Example,
     HandDrivenNode,
     HexReader,
@@ -193,7 +197,8 @@ def test_settings_that_the_documents_mention_exist() -> None:
     known = {info.name for info in describe()}
     sections = "|".join(sorted({name.partition(".")[0] for name in known}))
     events = set(EVENTS)
-    for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS, OPERATIONS):
+    of_operators = (INSTALL, OPERATIONS, SECURITY, TROUBLESHOOTING, BACKGROUND)
+    for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS, *of_operators):
         mentioned = set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", document))
         assert mentioned - events <= known
 
@@ -202,7 +207,7 @@ def test_settings_that_the_documents_mention_exist() -> None:
 
 
 def test_the_examples_of_settings_can_be_used(tmp_path: Path) -> None:
-    text = section(OPERATIONS, "## Settings")
+    text = section(INSTALL, "## Settings")
     for block in re.findall(r"^```toml\n(.*?)^```$", text, re.M | re.S):
         file = tmp_path / "uprmc.toml"
         file.write_text(block, encoding="utf-8")
@@ -223,7 +228,7 @@ def _refusal(path: Path, **asked: Any) -> str:
 
 
 def test_a_refused_data_directory_is_refused_in_the_words_of_the_document(tmp_path: Path) -> None:
-    told = [row[1].strip("`") for row in rows(section(OPERATIONS, "## Data directory"))]
+    told = [row[1].strip("`") for row in rows(section(TROUBLESHOOTING, "## Data directory"))]
     file, foreign, damaged, good = (tmp_path / name for name in ("file", "foreign", "bad", "good"))
     file.touch()
     foreign.mkdir()

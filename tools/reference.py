@@ -38,7 +38,7 @@ def settings_page() -> str:
     """List every setting, by section."""
     parts = [
         "# Settings",
-        "[Operating a node](../operations.md#settings) describes how to set them.",
+        "[Installing and starting a node](../install.md#settings) describes how to set them.",
     ]
     by_section: dict[str, list[SettingInfo]] = {}
     for info in describe():
@@ -84,7 +84,7 @@ def metrics_page() -> str:
     ]
     return page(
         "# Metrics",
-        "[Operating a node](../operations.md#metrics) lists those that deserve an alarm.",
+        "[Watching a node](../operations.md#metrics) lists those that deserve an alarm.",
         table(("name", "kind", "labels", "meaning"), rows),
     )
 
@@ -97,7 +97,7 @@ def log_events_page() -> str:
     rows = [(f"`{name}`", info.level, info.meaning) for name, info in EVENTS.items()]
     return page(
         "# Log events",
-        "[Operating a node](../operations.md#log) describes the format of the log.",
+        "[Watching a node](../operations.md#log) describes the format of the log.",
         table(("event", "level", "meaning"), rows),
     )
 
@@ -139,7 +139,7 @@ def roles_page() -> str:
     pages = [*_routes("http", nodes, role_of_page), *_routes("views", VIEW_ROUTES, role_of_views)]
     return page(
         "# Roles",
-        "With a file of [users](../operations.md#users), an `x` says who may use what: `nobody` is "
+        "With a file of [users](../security.md#users), an `x` says who may use what: `nobody` is "
         "a connection without a login, `any user` one without roles. A user with several roles may "
         "do what any of them allows. A refusal says `needs ROLE`.",
         "## What the form of a command decides",

@@ -14,7 +14,7 @@ from typing import Any
 import click
 import pytest
 
-from tests.documents import OPERATIONS, names, rows, section
+from tests.documents import TROUBLESHOOTING, names, rows, section
 from tests.spark.page import PAGE, REFERENCE, ROOT, TEXT, blocks
 from tools.spark_options import written
 from uprmc.backup.manifest import FilePart, Manifest, VBucketPart
@@ -96,7 +96,7 @@ def test_code_words_that_the_page_mentions_exist() -> None:
     assert (
         set(
             re.findall(
-                r"\bUPRMC_[A-Z0-9_]+\b", TEXT + REFERENCE + section(OPERATIONS, "## Streams")
+                r"\bUPRMC_[A-Z0-9_]+\b", TEXT + REFERENCE + section(TROUBLESHOOTING, "## Streams")
             )
         )
         <= ours
@@ -146,7 +146,7 @@ def flags(command: click.Command) -> set[str]:
 def test_commands_of_the_pages_name_options_that_exist() -> None:
     found = verbs()
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    for text in (TEXT, readme, OPERATIONS):
+    for text in (TEXT, readme, TROUBLESHOOTING):
         joined = text.replace("\\\n", " ")
         for verb, rest in re.findall(
             r"^(?:\$ )?\S*uprmc (load|backup|restore|verify|export) ([^\n]*)$", joined, re.M
