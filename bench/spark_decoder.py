@@ -12,8 +12,7 @@ import argparse
 import zlib
 
 from bench.upr_consumer import LATEST, Consumer, Meter, RefusedError, say
-from uprmc.client.decoder import Decoder
-from uprmc.client.events import StreamEnded
+from uprmc.client.decoder import Decoder, StreamEnded
 from uprmc.model import SnapshotRange
 from uprmc.remote.batch import Batch, Change
 from uprmc.remote.stream import StreamState

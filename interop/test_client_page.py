@@ -19,8 +19,7 @@ from interop.replica_pair import ReplicaPair, replicate, wait_until_level
 from interop.waiting import wait_until
 from tests.documents import names, rows, section
 from uprmc.client import Change, Handler, StateStore, connection, kv, lease, nodes, position
-from uprmc.client.barriers import BARRIERS_MAX
-from uprmc.client.core import Options
+from uprmc.client.core import BARRIERS_MAX, Options
 from uprmc.client.errors import ClientError
 from uprmc.client.handler import BatchHandler, DurableHandler
 from uprmc.client.metrics import NodeMetrics, VBucketMetrics

@@ -26,7 +26,7 @@ from uprmc.client.errors import (
     TlsFailed,
     WaitedTooLong,
 )
-from uprmc.client.starting import Until
+from uprmc.client.options import Until
 
 VBUCKETS = 4
 LIMIT_S = 30.0

@@ -28,6 +28,7 @@ from tests.client.test_kv import set_state
 from tests.upr import peer
 from tests.upr.peer import Frame, marker, mutation
 from uprmc.client import Change, MemoryState, SqliteState, UprClient
+from uprmc.client.core import PATIENCE
 from uprmc.client.errors import (
     ConnectionLost,
     MisuseError,
@@ -38,7 +39,6 @@ from uprmc.client.errors import (
     ProducerError,
 )
 from uprmc.client.position import Place, Position
-from uprmc.client.quiet import PATIENCE
 
 
 @pytest.fixture(scope="module", name="server")
@@ -94,11 +94,11 @@ def test_what_is_active_nowhere_is_named_with_the_nodes_that_were_asked() -> Non
         rig.bucket.set_state(number, DEAD)
     world = World(Mirror(), rig, other, until_now=True, vbuckets=frozenset({0, 1, 2}))
     world.settle(5)
-    assert not world.core.completeness.finished
-    error = world.core.completeness.hopeless(world.now, 3.0)
+    assert not world.core.streams.finished
+    error = world.core.streams.hopeless(world.now, 3.0)
     assert isinstance(error, NotActive)
     assert str(error).startswith("vBuckets 1-2 are active at none of node0:1, node1:1")
-    assert world.core.completeness.hopeless(world.now, 30.0) is None
+    assert world.core.streams.hopeless(world.now, 30.0) is None
 
 
 def test_a_node_that_is_away_is_named_with_what_it_may_have() -> None:
@@ -107,7 +107,7 @@ def test_a_node_that_is_away_is_named_with_what_it_may_have() -> None:
     world = World(mirror, rig, node(500), until_now=True, vbuckets=frozenset({1}))
     world.down.add("node1:1")
     world.settle(5)
-    error = world.core.completeness.hopeless(world.now, 3.0)
+    error = world.core.streams.hopeless(world.now, 3.0)
     assert isinstance(error, NotActive)
     assert error.vbuckets == (1,)
     assert str(error).endswith("node1:1 is down")
@@ -118,7 +118,7 @@ def test_who_follows_for_ever_waits_for_ever() -> None:
     rig.bucket.set_state(1, DEAD)
     world = World(Mirror(), rig, vbuckets=frozenset({1}))
     world.settle(20)
-    assert world.core.completeness.hopeless(world.now, 3.0) is None
+    assert world.core.streams.hopeless(world.now, 3.0) is None
 
 
 def test_up_to_now_ends_with_a_named_error_for_what_is_active_nowhere(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.client.api_contract import LIMIT_S, Api, ApiContract, MakeApi, Recorder
 from uprmc.client import Handler, UprClient
-from uprmc.client.starting import Until
+from uprmc.client.options import Until
 
 
 class BlockingApi(Api):

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.upr import peer
 from tests.upr.peer import frame, marker, mutation
-from uprmc.client.decoder import Decoder
-from uprmc.client.events import Event
+from uprmc.client.decoder import Decoder, Event
 from uprmc.client.handler import Change
 from uprmc.model import FailoverEntry, SnapshotRange
 from uprmc.remote.batch import Batch

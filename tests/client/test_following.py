@@ -116,7 +116,7 @@ def test_until_now_ends_when_everything_has_come() -> None:
     rig, mirror = node(), Mirror()
     write(rig, 1, a="1")
     world = World(mirror, rig, until_now=True)
-    world.until(lambda: world.core.completeness.finished)
+    world.until(lambda: world.core.streams.finished)
     assert mirror.of(1) == live(rig, 1)
 
 
@@ -250,7 +250,7 @@ def test_metrics_tell_how_far_behind_we_are() -> None:
     assert level.vbuckets[0].seqno == level.vbuckets[0].ring_covers_seqnos == 3
     session = next(iter(world._ends))
     world._ends[session].take = lambda data: b""  # type: ignore[method-assign]
-    world.core._routes[0].high_seqno = 13
+    world.core.streams.routes[0].high_seqno = 13
     world.settle(3)
     behind = world.core.metrics(world.now)
     assert behind.vbuckets[0].lag_items == 10

@@ -17,8 +17,7 @@ from tests.client.test_real_server import Kv
 from tests.server.support import Loop
 from tests.upr.peer import frame
 from uprmc.client import Change, Handler, UprClient
-from uprmc.client.ahead import Ahead
-from uprmc.client.node_session import NodeSession
+from uprmc.client.node_session import Ahead, NodeSession
 from uprmc.client.twisted_client import TwistedUprClient
 
 NOOP, MUTATION = 0x5C, 0x57

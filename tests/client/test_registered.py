@@ -16,8 +16,8 @@ from tests.kv.harness import Rig
 from tests.upr.test_watermarks_on_the_wire import purge
 from uprmc.client import UprClient
 from uprmc.client.errors import DeletionsPurged, MisuseError
+from uprmc.client.options import Registration
 from uprmc.client.sqlite_state import SqliteState
-from uprmc.client.starting import Registration
 from uprmc.client.state import MemoryState, Saved
 from uprmc.engine.watermarks.rows import Kind, Row
 from uprmc.remote.registering import Instance, Purged, name_tag

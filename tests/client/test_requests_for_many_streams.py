@@ -10,8 +10,8 @@ import pytest
 from tests.client.consumer_world import Mirror, ServerEnd, World, live, node, write
 from tests.client.test_decoder import _decoder
 from tests.upr.peer import STREAM_REQUEST, Frame, response, split
+from uprmc.client.decoder import Accepted
 from uprmc.client.errors import ClientError
-from uprmc.client.events import Accepted
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.upr_many import (
     STREAM_REQUESTS_MAX_BYTES,

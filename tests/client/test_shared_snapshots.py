@@ -12,12 +12,10 @@ from tests.client.consumer_world import BatchMirror, Mirror, World, live, node, 
 from tests.client.test_decoder import _batches, _changes, _decoder, _deletion
 from tests.upr import peer
 from tests.upr.peer import frame, mutation
-from uprmc.client.bursts import GATHER_GAP_S, GATHER_MAX_S
-from uprmc.client.decoder import Decoder
+from uprmc.client.core import PATIENCE
+from uprmc.client.decoder import Decoder, Event
 from uprmc.client.errors import ClientError
-from uprmc.client.events import Event
-from uprmc.client.node_session import NodeSession
-from uprmc.client.quiet import PATIENCE
+from uprmc.client.node_session import GATHER_GAP_S, GATHER_MAX_S, NodeSession
 
 SNAPSHOTS, MORE = 0xDF, 0x01
 

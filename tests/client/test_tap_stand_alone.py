@@ -16,9 +16,8 @@ from tests.client.consumer_world import write as store
 from tests.client.tap_world import PLACE, Call
 from tests.contents import table_of
 from tests.kv.harness import ManualClock, Rig
-from uprmc.client.tap_connection import connection_name
 from uprmc.client.tap_state import MemoryKeeper
-from uprmc.client.tap_upstream import RemoteUpstream
+from uprmc.client.tap_upstream import RemoteUpstream, connection_name
 from uprmc.config import TapSettings
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.session import TapSession

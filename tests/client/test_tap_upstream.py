@@ -15,9 +15,7 @@ from tests.client.tap_world import Joined
 from tests.contents import table_of
 from tests.upr import peer
 from tests.upr.peer import Frame, frame, marker, mutation, response, write
-from uprmc.client.tap_connection import NAME_MAX_BYTES, connection_name
-from uprmc.client.tap_frames import FramePasser
-from uprmc.client.tap_upstream import RemoteUpstream
+from uprmc.client.tap_upstream import NAME_MAX_BYTES, FramePasser, RemoteUpstream, connection_name
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.remote.stream import StreamState

@@ -21,7 +21,7 @@ from tests.server.support import Loop
 from tests.server.test_dialer import certificate_for
 from uprmc.client import Change, Handler
 from uprmc.client.errors import ConnectionLost, MisuseError, NodeUnreachable, WaitedTooLong
-from uprmc.client.twisted_link import BATCH_MAX_BYTES, Link
+from uprmc.client.twisted_client import BATCH_MAX_BYTES, Link
 
 
 @pytest.fixture(name="loop")

@@ -78,7 +78,7 @@ def test_a_deposed_active_that_has_crashed_since_is_not_followed(
     rigs, mirror = failed_over(), Mirror()
     world = World(mirror, *(rigs[each] for each in order), until_now=until_now)
     if until_now:
-        world.until(lambda: world.core.completeness.finished)
+        world.until(lambda: world.core.streams.finished)
     else:
         world.settle(3)
     assert followed(mirror, rigs[1])
@@ -98,7 +98,7 @@ def test_nobody_is_followed_before_every_node_has_told() -> None:
     )
     world.settle(2)
     assert not mirror.changes
-    world.until(lambda: world.core.completeness.finished)
+    world.until(lambda: world.core.streams.finished)
     assert followed(mirror, new)
 
 
@@ -172,7 +172,7 @@ def test_a_term_is_kept_with_the_position_and_a_deposed_node_alone_is_not_follow
     world.settle(5)
     assert not mirror.changes
     assert followed(mirror, new)
-    error = world.core.completeness.hopeless(world.now, 3.0)
+    error = world.core.streams.hopeless(world.now, 3.0)
     assert isinstance(error, NotActive)
     assert "vBucket 0: node0:1 served it before another node was promoted" in str(error)
     assert "term 1, and there is a term 2" in str(error)
@@ -223,7 +223,7 @@ def test_of_two_promoted_by_hand_none_is_followed_and_both_are_named() -> None:
     world.settle(5)
     assert not mirror.changes
     assert "node1:1 both have it" in world.core.metrics(world.now).vbuckets[3].refusal
-    error = world.core.completeness.hopeless(world.now, 3.0)
+    error = world.core.streams.hopeless(world.now, 3.0)
     assert isinstance(error, NotActive)
     assert error.vbuckets == (0, 1, 2, 3)
     assert "vBucket 0: node0:1 and node1:1 both have it active with term 2" in str(error)
@@ -252,22 +252,22 @@ def test_up_to_now_needs_all_vbuckets_or_lists_those_that_are_missing(down: bool
     if down:
         world.down.add("node1:1")
         world.settle(5)
-        assert not world.core.completeness.finished
-        error = world.core.completeness.hopeless(world.now, 3.0)
+        assert not world.core.streams.finished
+        error = world.core.streams.hopeless(world.now, 3.0)
         assert isinstance(error, NotActive)
         assert error.vbuckets == (2, 3)
         words = "vBuckets 2-3 are active at none of node0:1, node1:1.*; node1:1 is down"
         assert re.match(words, str(error))
     else:
-        world.until(lambda: world.core.completeness.finished)
+        world.until(lambda: world.core.streams.finished)
         assert len(mirror.changes) == 4
 
 
 def test_up_to_now_at_a_node_of_replicas_is_an_error() -> None:
     world = World(Mirror(), standby(0), until_now=True)
     world.settle(5)
-    assert not world.core.completeness.finished
-    error = world.core.completeness.hopeless(world.now, 3.0)
+    assert not world.core.streams.finished
+    error = world.core.streams.hopeless(world.now, 3.0)
     assert isinstance(error, NotActive)
     assert error.vbuckets == (0, 1, 2, 3)
 
@@ -278,13 +278,13 @@ def test_up_to_now_at_a_node_without_vbuckets_is_an_error() -> None:
         rig.bucket.set_state(number, DEAD)
     world = World(Mirror(), rig, until_now=True)
     world.settle(5)
-    assert not world.core.completeness.finished
-    assert isinstance(world.core.completeness.hopeless(world.now, 3.0), NotActive)
+    assert not world.core.streams.finished
+    assert isinstance(world.core.streams.hopeless(world.now, 3.0), NotActive)
 
 
 @pytest.mark.acceptance("D16")
-def test_a_barrier_that_comes_while_nodes_are_asked_has_them_asked_again_at_once() -> None:
-    """Not as late as the next regular question: that is a quarter of a second."""
+def test_a_barrier_does_not_wait_for_a_question_that_another_one_asked() -> None:
+    """What the nodes have and the cookie are one round trip."""
     rig = node()
     world = World(Mirror(), rig)
     world.settle(2)
@@ -293,9 +293,26 @@ def test_a_barrier_that_comes_while_nodes_are_asked_has_them_asked_again_at_once
     (session,) = world.core.nodes.sessions()
     assert session.facts.polling
     other = world.core.barrier()
-    world.settle()
+    world.drive(world.core.turn(world.now))
+    world._carry(session)
     assert one.done
     assert other.done
+
+
+@pytest.mark.acceptance("D16")
+def test_a_barrier_goes_on_when_a_vbucket_turns_out_to_be_at_another_node() -> None:
+    one, two = node(), standby(500)
+    world = World(Mirror(), one, two)
+    store(one, a="1")
+    world.settle(1)
+    replicate(one, two)
+    two.bucket.set_state(0, ACTIVE)  # and the other one does not know
+    store(two, a="2")
+    barrier = world.core.barrier()
+    world.settle()
+    assert barrier.done
+    assert barrier.error is None
+    assert world.handler.of(0) == {b"a": b"2"}  # type: ignore[attr-defined]
 
 
 def test_a_barrier_waits_for_all_vbuckets_and_is_broken_when_some_are_nowhere() -> None:
@@ -310,9 +327,9 @@ def test_a_barrier_waits_for_all_vbuckets_and_is_broken_when_some_are_nowhere() 
     barrier = world.core.barrier()
     world.settle(5)
     assert not barrier.done
-    world.core.completeness.give_up_barriers(world.now, 30.0)
+    world.core.streams.give_up_barriers(world.now, 30.0)
     assert not barrier.done
-    world.core.completeness.give_up_barriers(world.now, 3.0)
+    world.core.streams.give_up_barriers(world.now, 3.0)
     assert barrier.done
     assert isinstance(barrier.error, NotActive)
     assert barrier.error.vbuckets == (2, 3)
@@ -325,7 +342,7 @@ def test_a_barrier_of_a_consumer_that_never_saw_some_vbuckets_waits_for_them_too
     world.settle(1)
     barrier = world.core.barrier()
     world.settle(5)
-    world.core.completeness.give_up_barriers(world.now, 3.0)
+    world.core.streams.give_up_barriers(world.now, 3.0)
     assert isinstance(barrier.error, NotActive)
     world.down.clear()
     world.settle(6)
@@ -351,7 +368,7 @@ def test_the_words_of_a_refusal_are_in_error_metrics_and_log(
     words = "vBucket 0: fake:1 does not stream it: not today (0082)"
     assert joined.core.metrics(joined.now).vbuckets[0].refusal == words
     assert [record.getMessage() for record in caplog.records] == [words], "once"
-    error = joined.core.completeness.hopeless(joined.now, 3.0)
+    error = joined.core.streams.hopeless(joined.now, 3.0)
     assert isinstance(error, NotActive)
     assert words in str(error)
 

@@ -12,7 +12,7 @@ from twisted.internet.ssl import Certificate, optionsForClientTLS
 from tests.client.api_contract import LIMIT_S, Api
 from tests.server.support import Loop
 from uprmc.client import Handler
-from uprmc.client.starting import Until
+from uprmc.client.options import Until
 from uprmc.client.twisted_client import TwistedUprClient, over_tcp, over_tls
 
 

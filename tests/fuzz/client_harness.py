@@ -300,7 +300,7 @@ class ClientFuzz:
 
     def _check(self) -> None:
         for session in self.sources:
-            assert len(session.decoder.streams) <= 2 * len(self.core._routes) + 1
+            assert len(session.decoder.streams) <= 2 * len(self.core.streams.routes) + 1
             waiting = len(session.decoder.questions)
             assert waiting <= _ASKED_MAX, f"{waiting} requests wait"
             assert len(session.decoder._rest) <= FRAME_MAX_BYTES

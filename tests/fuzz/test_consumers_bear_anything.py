@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz.client_harness import run
-from uprmc.client.core import UprCore
-from uprmc.client.position import Place
-from uprmc.client.position_writer import PositionWriter
+from uprmc.client.position import Place, PositionWriter
+from uprmc.client.streams import Streams
 from uprmc.remote.batch import Received
 
 #: Lives of one seed, and about how often something is received in them.
@@ -66,16 +65,16 @@ def _run_some(share: float) -> None:
 
 
 def test_the_net_catches_an_error_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(core: UprCore, route: Any, why: int) -> None:
+    def broken(streams: Streams, route: Any, words: str) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(UprCore, "_ended", broken)
+    monkeypatch.setattr(Streams, "ended", broken)
     _caught(r"seed \d+, share 0.05, .*ValueError: a bug", 0.05)
 
 
 def test_the_net_catches_a_key_that_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Row D44: a key is written before its change is handed over."""
-    monkeypatch.setattr(PositionWriter, "before", lambda writer, batches: None)
+    monkeypatch.setattr(PositionWriter, "_remember", lambda *_: None)
     _caught("not in the ring", 0.0)
 
 

@@ -15,8 +15,8 @@ from tests.upr.link_rig import Script, replica_rig
 from tests.upr.peer import CONTROL, HELLO, OPEN, Frame, split
 from uprmc import __version__
 from uprmc.client.node_session import NodeSession
-from uprmc.client.tap_connection import ProducerSession
-from uprmc.client.tap_questions import handshake as tap_handshake
+from uprmc.client.tap_upstream import ProducerSession
+from uprmc.client.tap_upstream import handshake as tap_handshake
 from uprmc.columnar.access import Access
 from uprmc.columnar.schema import Columns
 from uprmc.columnar.streams import Streams

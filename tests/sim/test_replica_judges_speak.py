@@ -21,8 +21,7 @@ from tests.sim.test_replica_programs import deposed_active, nobody_tells
 from uprmc.client import nodes
 from uprmc.client.follow import Follower
 from uprmc.client.nodes import Nodes
-from uprmc.client.position import Place
-from uprmc.client.position_writer import PositionWriter
+from uprmc.client.position import Place, PositionWriter
 from uprmc.client.state import BOUNDARY, MemoryState
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine import failover_log as terms_module
@@ -400,7 +399,7 @@ def _write_the_ring_too_late(patch: pytest.MonkeyPatch) -> None:
     def nothing(writer: PositionWriter, runs: Any) -> Any:
         return iter(())
 
-    patch.setattr(PositionWriter, "before", nothing)
+    patch.setattr(PositionWriter, "write", nothing)
 
 
 def _keep_what_is_to_be_dropped(patch: pytest.MonkeyPatch) -> None:

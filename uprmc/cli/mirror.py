@@ -18,8 +18,8 @@ from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.tail import NOOP_INTERVAL_S, Teller, told_on_standard_error
 from uprmc.client.blocking import UprClient
 from uprmc.client.follow import RollbackWord
+from uprmc.client.options import Until
 from uprmc.client.sqlite_state import SqliteState
-from uprmc.client.starting import Until
 from uprmc.client.state import StateRefused, StateStore
 from uprmc.errors import ConfigError
 from uprmc.sinks.sink import PATIENCE_S, Sink, SinkRefused, SinkStopped

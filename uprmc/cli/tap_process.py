@@ -25,9 +25,8 @@ from twisted.internet.threads import deferToThreadPool
 from uprmc import __version__
 from uprmc.cli.process import Process
 from uprmc.client.state import StateRefused
-from uprmc.client.tap_connection import connection_name
 from uprmc.client.tap_state import FileKeeper, MemoryKeeper, TapState
-from uprmc.client.tap_upstream import RemoteUpstream
+from uprmc.client.tap_upstream import RemoteUpstream, connection_name
 from uprmc.config import Settings, unix_mode
 from uprmc.errors import ConfigError
 from uprmc.ports import Session

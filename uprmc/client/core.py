@@ -2,7 +2,7 @@
 
 The loop that owns sockets and time calls these methods, one at a time, never one within another:
 
-- `due` tells which nodes to dial; `connected`, `failed`, `lost` say what came of it;
+- `due` tells which nodes to dial; `connected` and `ended` say what came of it;
 - `received` takes bytes, `turn` the time, `idle` that nothing more is there to be read;
 - after each, every session's `data_to_send` is written and sessions with an `error` are closed.
 
@@ -11,43 +11,46 @@ to be waited for; its result is sent back in. Nothing else may be called meanwhi
 rules serve handlers that block and handlers that return Deferreds.
 
 A batch is what one piece of received data holds. Positions and ring entries are written, then its
-changes are handed over one by one, then its bytes are acknowledged (`position_writer` says why). A
-batch that comes alone is handed over first where what is written dies with the process.
+changes are handed over, then its bytes are acknowledged (`position.PositionWriter` says why, and
+when it is the other way round).
 
 Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import math
-from collections.abc import Generator, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
 
-from uprmc.client.ask import Task
-from uprmc.client.barriers import Barrier, Barriers
-from uprmc.client.completeness import Completeness
-from uprmc.client.errors import ClientError, ConnectionLost
-from uprmc.client.events import Accepted, Event, StreamEnded
+from uprmc.client.ask import Ask, Task
+from uprmc.client.decoder import Accepted, Event, StreamEnded
+from uprmc.client.errors import (
+    ClientError,
+    ConnectionLost,
+    MisuseError,
+    NodeUnavailable,
+    NodeUnreachable,
+)
 from uprmc.client.follow import Follower
-from uprmc.client.handler import Handler
-from uprmc.client.intake import Intake
-from uprmc.client.measuring import measured
-from uprmc.client.metrics import Metrics
+from uprmc.client.handler import SET, Handler
+from uprmc.client.metrics import Metrics, NodeMetrics, VBucketMetrics
 from uprmc.client.node_session import NodeSession
-from uprmc.client.nodes import Nodes
+from uprmc.client.nodes import Node, Nodes
 from uprmc.client.options import Options, Start
-from uprmc.client.polling import Polling
-from uprmc.client.position import Position
-from uprmc.client.position_writer import PositionWriter
-from uprmc.client.quiet import PatientCollector
-from uprmc.client.route_table import RouteTable
-from uprmc.client.routes import Route
+from uprmc.client.position import Position, PositionWriter
 from uprmc.client.state import Saved, StateStore
-from uprmc.client.stream_starts import StreamStarts
-from uprmc.client.watermark_reports import WatermarkReports
+from uprmc.client.streams import Route, Streams
 from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import EndReason, Opcode
-from uprmc.remote.batch import Batch
+from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, Status
+from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
+from uprmc.remote.batch import Batch, Run
+from uprmc.remote.registering import REPORT_INTERVAL_S, Registering
+from uprmc.remote.stream import StreamState
 
 __all__ = ["Options", "Start", "UprCore"]
 
@@ -55,10 +58,14 @@ __all__ = ["Options", "Start", "UprCore"]
 _LISTENING_S = 1.0
 
 #: What was reached is saved with the next batch; by itself when none has come for this long.
-_SAVE_AFTER_S = 0.1
+_SAVE_AFTER_S = 1.0
 
 #: A piece of this size may make so many objects that the collector is told to wait.
 _MANY_BYTES = 4_096
+
+_DISK = int(MarkerFlag.DISK)
+
+_LOG = logging.getLogger("uprmc.client")
 
 
 class UprCore:
@@ -66,9 +73,9 @@ class UprCore:
 
     Attributes:
         nodes: the nodes that it knows.
+        streams: which vBuckets come from which of them.
         writer: keeps positions.
         options: how it behaves.
-        completeness: what of "everything up to now" is lacking.
         failure: what `received` has raised, if the connection is not to blame for it.
 
     Raises:
@@ -79,27 +86,25 @@ class UprCore:
     def __init__(
         self, nodes: Iterable[str], handler: Handler, state: StateStore, options: Options
     ) -> None:
+        options.check()
         self.options = options
         self.nodes = Nodes(nodes)
         self.writer = PositionWriter(state, handler, options.ring_items)
-        self._intake = Intake(handler, self.writer)
-        self._routes = self._intake.routes
-        self._follower = Follower(handler, self.writer, options.on_rollback, options.on_purged)
-        self._barriers = barriers = Barriers()
         self.failure: ClientError | None = None
+        self._follower = Follower(handler, self.writer, options.on_rollback, options.on_purged)
+        self._barriers = Barriers()
+        self.streams = Streams(self.nodes, self.writer, self._follower, self._barriers, options)
+        self._handler = handler
+        self._take_batch: Callable[[Batch], Any] | None = None
+        if callable(getattr(type(handler), "changes", None)):  # objects may keep a list there
+            self._take_batch = partial(cast(Any, type(handler)).changes, handler)
         self._collector = PatientCollector()
-        self._turned = 0.0
-        options.check()
-        self._table = table = RouteTable(self._routes, self.writer, options)
-        self._starts = StreamStarts(self.nodes, table, self._follower, barriers, options)
-        self._polling = Polling(self.nodes, table, self._starts, barriers, state, options)
-        self._reports = WatermarkReports(self.nodes, self._routes, self.writer)
-        self.completeness = Completeness(self.nodes, table, barriers, options)
+        self._turned = self._received_at = self._reported_at = 0.0
 
     # --- nodes come and go ----------------------------------------------------------------------
 
     def due(self, now: float) -> list[str]:
-        """Return HOST:PORT of nodes to dial now, each once until `connected` or `failed`."""
+        """Return HOST:PORT of nodes to dial now, each once until `connected` or `ended`."""
         return self.nodes.due(now)
 
     def connected(self, place: str, now: float) -> Generator[Any, Any, NodeSession]:
@@ -117,8 +122,7 @@ class UprCore:
             tls=self.options.tls,
         )
         node.connected(session, now)
-        self._starts.connected(session)
-        yield from session.advance(self._polling.open(session))
+        yield from session.advance(self.streams.opening(session))
         return session
 
     def failed(self, place: str, error: ClientError, now: float) -> None:
@@ -130,27 +134,44 @@ class UprCore:
         node = self.nodes.named(session.place)
         if node.session is not session:
             return
-        self._table.now = now
-        self._starts.lost(session)
+        self.streams.now = now
         node.lost(error, now, self.options.jitter())
         self._leave_collector()
         self._barriers.broken(session.place, ConnectionLost(str(error)))
         for task in session.close():
             task.close()
-        for route in self._routes.values():
-            if route.session is session:
-                self._table.off(route)
+        self.streams.lost(session)
+
+    def ended(
+        self, place: str, session: NodeSession | None, error: ClientError, now: float
+    ) -> None:
+        """Learn that a connection has ended, or (``None``) did not come about, and log it.
+
+        A node that stays away is logged once.
+
+        Raises:
+            ClientError: the same error, if another connection would be no better; whatever the
+                program raised is.
+        """
+        if error is self.failure or not self.options.redial:
+            raise error
+        if session is not None or str(self.nodes.named(place).error) != str(error):
+            _LOG.warning("%s", error)
+        if session is None:
+            self.failed(place, error, now)
+        else:
+            self.lost(session, error, now)
+        if isinstance(error, ConnectionLost | NodeUnreachable):
+            return
+        if not isinstance(error, NodeUnavailable) or self.nodes.never_reached() is not None:
+            raise error
 
     # --- time -----------------------------------------------------------------------------------
 
     def turn(self, now: float) -> Task:
         """Learn the (monotonic) time: poll, ask for streams, send barriers, gather no longer."""
-        if not self.completeness.began:
-            self.completeness.began = now
-            for route in self._routes.values():
-                route.level_at = route.off_at = now
         deaf_s = now - self._turned if self._turned else 0.0
-        self._table.now = self._turned = now
+        self.streams.now = self._turned = now
         sessions = self.nodes.sessions()
         for node in self.nodes.all():
             node.look(now)
@@ -161,17 +182,46 @@ class UprCore:
         for session in sessions:
             if session.bursts.is_overdue(now):
                 yield from self.received(session, b"", now)
-        yield from self._polling.poll_due(sessions)
-        yield from self._starts.try_all(sessions)
-        yield from self._polling.tell_late()
-        if self.options.instance is not None:
-            self._reports.report_due(sessions, now)
-        for barrier in self._barriers.unsent():
-            yield from self._send_barrier(barrier)
+        yield from self.streams.turn(now, sessions)
+        if self.options.instance is not None and now - self._reported_at >= REPORT_INTERVAL_S:
+            self._reported_at = now
+            self._note_watermarks()
+            for session in sessions:
+                session.report(now)
+        if self._barriers:
+            yield from self._send_barriers()
+
+    def check_patience(self, patience_s: float | None, waited_s: float, now: float) -> None:
+        """Raise why nothing will come of it, if the program's patience is over.
+
+        Raises:
+            ClientError: no node was ever reached; or see `Streams.hopeless`.
+        """
+        if patience_s is None:
+            return
+        self.streams.give_up_barriers(now, patience_s)
+        error = self.nodes.never_reached() if waited_s > patience_s else None
+        error = error or self.streams.hopeless(now, patience_s)
+        if error is not None:
+            raise error
 
     def report_rest(self) -> bool:
         """Report all that the state has; return whether an answer is to be waited for."""
-        return self._reports.report_rest()
+        self._note_watermarks()
+        for session in self.nodes.sessions():
+            session.report_rest()
+        return any(registered.unanswered for registered in self._registered())
+
+    def _note_watermarks(self) -> None:
+        """Have ready for the nodes up to where the state has the vBuckets registered there."""
+        for registered in self._registered():
+            for vbucket in registered.vbuckets:
+                place = self.streams.routes[vbucket].place
+                registered.reached(vbucket, *self.writer.watermark(place))
+
+    def _registered(self) -> list[Registering]:
+        found = [session.registered for session in self.nodes.sessions()]
+        return [registered for registered in found if registered is not None]
 
     # --- batches --------------------------------------------------------------------------------
 
@@ -180,19 +230,27 @@ class UprCore:
 
         Raises:
             ClientError: it makes no sense, or the program does not want to go on.
-            StateError: the state could not be written; nothing of it was handed over.
+            StateError: the state could not be written.
         """
-        self._table.now = self._intake.now = now
+        self.streams.now = self._received_at = now
         try:
             if len(data) >= _MANY_BYTES:
                 self._collector.hold()
-            yield from self._deal_with_batch(session, data)
+            try:
+                events = session.receive(data, now)
+            except ClientError as error:
+                session.error = error
+                raise
+            if session.bursts.until is not None:
+                self._collector.hold()
+            yield from self._deal_with(session, events)
         except ClientError as error:
             if error is not session.error:
                 self.failure = error
             raise
         finally:
-            self._leave_collector()
+            if self._collector.is_held:
+                self._leave_collector()
         session.dealt_with()
 
     def _leave_collector(self) -> None:
@@ -200,84 +258,146 @@ class UprCore:
         if self._collector.is_held and not self.is_gathering:
             self._collector.release()
 
-    def _deal_with_batch(self, session: NodeSession, data: bytes) -> Task:
-        try:
-            events = session.receive(data, self._table.now)
-        except ClientError as error:
-            session.error = error
-            raise
-        if session.bursts.until is not None:
-            self._collector.hold()
-        if len(events) == 1 and self.writer.may_follow:
-            event = events[0]
-            if type(event) is Batch:
-                try:
-                    yield from self._intake.hand_over(session, event)
-                finally:
-                    self.writer.before((event,))
-                return
-        batches = self._intake.wanted(events)
-        if batches and self.writer.waits_for_handler:
-            yield from self.writer.make_durable()
-        self.writer.before(batches)
-        for event in events:
-            if type(event) is Batch:
-                yield from self._intake.hand_over(session, event)
-            else:
-                yield from self._deal_with(session, event)
-
     @property
     def is_gathering(self) -> bool:
         """Whether something has come that waits for more, `GATHER_MAX_S` at most."""
         sessions = self.nodes.sessions()
         return any(session.bursts.until is not None for session in sessions)
 
-    def idle(self, now: float = math.inf) -> Task:
-        """Save what was reached: nothing more is there to be read, nor was for a while.
+    def _deal_with(self, session: NodeSession, events: list[Event]) -> Task:
+        """Write batches and hand them over, in the order that is right; deal with all else."""
+        batches, writer = [], self.writer
+        for event in events:
+            if type(event) is Batch:
+                batches.append(event)
+            elif type(event) is Accepted:
+                self._accepted(event.stream)
+        first = () if writer.writes_after else batches
+        if first or (batches and writer.is_behind):
+            yield from writer.write(first)
+        handed_over = False
+        try:
+            for event in events:
+                if type(event) is Batch:
+                    yield from self._hand_over(session, event)
+                else:
+                    yield from self._deal_with_other(session, event)
+            handed_over = True
+        finally:
+            if batches and writer.writes_after and (handed_over or not writer.shared):
+                yield from writer.write(batches)
 
-        What the handler wrote in a transaction that it shares with the state is committed at once.
+    def _accepted(self, stream: StreamState) -> None:
+        """Take over the node's log, before anything of the stream is written or handed over."""
+        route = self.streams.routes[stream.vbucket]
+        if route.stream is not stream:
+            stream.dropped = True
+        elif route.place.adopt(stream.log):
+            route.log_term = stream.term
+            route.place.term = max(route.place.term, stream.term)
+            self.writer.adopted(route.place)
+        else:
+            stream.dropped = True
 
-        Raises:
-            StateError: it could not be written.
-        """
-        yield from self._polling.tell_late()
-        if self.writer.shared or now - self._intake.now >= _SAVE_AFTER_S:
-            yield from self.writer.idle()
+    def _hand_over(self, session: NodeSession, batch: Batch) -> Task:
+        """Hand over a batch, and note what was reached; what its stream has left is dropped."""
+        if self._take_batch is None:
+            yield from self._one_by_one(batch)
+        else:
+            batch = batch.wanted()
+            waited_for = self._take_batch(batch)
+            if waited_for is not None:
+                yield waited_for
+            for run in batch.runs:
+                self._took(batch, run)
+        session.items += len(batch.seqnos)
 
-    def _deal_with(self, session: NodeSession, event: Event) -> Task:
+    def _one_by_one(self, batch: Batch) -> Task:
+        handler = self._handler
+        mutation, deletion = handler.mutation, handler.deletion
+        for run in batch.runs:
+            if run.stream.dropped:
+                continue
+            place = self.streams.routes[run.stream.vbucket].place
+            if run.begun is not None:
+                start, place.end, kind, _ = run.begun
+                if not place.inside:
+                    place.inside, from_disk = True, bool(kind & _DISK)
+                    waited_for = handler.snapshot_begin(place.vbucket, start, place.end, from_disk)
+                    if waited_for is not None:
+                        yield waited_for
+            for change in batch.changes_of(run):
+                waited_for = mutation(change) if change[0] is SET else deletion(change)
+                if waited_for is not None:
+                    yield waited_for
+            if run.done is not None:
+                place.inside = False
+                waited_for = handler.snapshot_end(place.vbucket, run.done)
+                if waited_for is not None:
+                    yield waited_for
+            self._took(batch, run)
+
+    def _took(self, batch: Batch, run: Run) -> None:
+        """Note that a run was handed over."""
+        route = self.streams.routes[run.stream.vbucket]
+        place, count, begun, end = route.place, run.last - run.first, run.begun, run.done
+        route.items += count
+        if end is not None:
+            place.complete(end, begun[3] if begun is not None else 0)
+            if end >= route.high_seqno:
+                route.high_seqno, route.level_at = end, self._received_at
+            self.writer.complete(place)
+            return
+        if begun is not None:
+            _, end_seqno, _, purge_seqno = begun
+            place.begin(end_seqno, purge_seqno)
+        if count:
+            place.take(batch.seqnos[run.last - 1])
+            self.writer.reached(place)
+
+    def _deal_with_other(self, session: NodeSession, event: Event) -> Task:
         if isinstance(event, Accepted):
             yield from self._answered(session, event.answer)
         elif isinstance(event, ResponseFrame):
             yield from self._answered(session, event)
         elif isinstance(event, RequestFrame):
             if event.opcode == Opcode.BARRIER_REACHED:
-                self._barriers.reached(session, event.key)
+                self._returned(event.key, session.place, "cookie")
         elif isinstance(event, StreamEnded):
-            route = self._routes[event.stream.vbucket]
-            if route.stream is event.stream:
-                self._ended(route, event.reason)
-
-    def _ended(self, route: Route, why: int) -> None:
-        if why == EndReason.OK and self.options.until_now:
-            route.done = True
-            self._table.off(route)
-            return
-        session, vbucket = route.session, route.place.vbucket
-        if session is not None:
-            session.gone(vbucket)
-            session.facts.poll_at = self._table.now
-            words = f"the stream of vBucket {vbucket} ended with reason {why}"
-            if not self.options.redial:
-                raise ConnectionLost(f"{session.place}: {words}")
-            self._barriers.broken(session.place, ConnectionLost(words))
-        self._table.off(route, pause=True)
+            route = self.streams.routes[event.stream.vbucket]
+            if route.stream is not event.stream:
+                return
+            if event.reason == EndReason.OK and self.options.until_now:
+                route.done = True
+                self.streams.off(route)
+            else:
+                words = f"the stream of vBucket {route.place.vbucket} ended with reason"
+                self.streams.ended(route, f"{words} {event.reason}")
 
     def _answered(self, session: NodeSession, answer: ResponseFrame) -> Task:
         ask = session.answered(answer)
         if ask is not None and ask.task is not None:
             yield from session.advance(ask.task, ask.answers)
 
+    def idle(self, now: float = math.inf) -> Task:
+        """Save what was reached: nothing more is there to be read, nor was for a while.
+
+        Raises:
+            StateError: it could not be written.
+        """
+        yield from self.streams.tell_late()
+        if self.writer.is_behind and (
+            self.writer.shared or now - self._received_at >= _SAVE_AFTER_S
+        ):
+            yield from self.writer.write(())
+
     # --- barriers -------------------------------------------------------------------------------
+    #
+    # "Tell me when I have everything up to now", over all nodes. Once every vBucket has its stream,
+    # each node is asked in one go what it has, and for the return of a cookie, if it streams. By
+    # the time both have come from all of them, everything before was handed over, because events
+    # are dealt with in order. If it then turns out that a vBucket has come or moved meanwhile, it
+    # begins again. A connection or a stream that ends breaks it: ask again.
 
     def barrier(self, text: str | None = None) -> Barrier:
         """Return a barrier; it is done when all that was acknowledged before is handed over.
@@ -285,31 +405,50 @@ class UprCore:
         Raises:
             MisuseError: its text is in use, empty or too long, or too many wait.
         """
-        barrier = self._barriers.add(text, self._table.now)
-        for session in self.nodes.sessions():
-            barrier.polls[session.place] = session.facts.polls + (2 if session.facts.polling else 1)
-            session.facts.poll_at = 0.0
-        return barrier
+        return self._barriers.add(text, self.streams.now)
 
     def forget_barrier(self, barrier: Barrier) -> None:
         """Drop a barrier for which nothing waits any more."""
         self._barriers.drop(barrier)
 
-    def _send_barrier(self, barrier: Barrier) -> Task:
-        sessions = self.nodes.sessions()
-        ready = (
-            bool(sessions)
-            and self.nodes.all_asked()
-            and all(each.facts.polls >= barrier.polls.get(each.place, 1) for each in sessions)
-            and not self.completeness.lacking()
-        )
-        if not ready:
+    def _send_barriers(self) -> Task:
+        barriers, sessions = self._barriers.unsent(), self.nodes.sessions()
+        if not barriers or not sessions or not self.nodes.all_asked() or self.streams.lacking():
             return
-        streaming = {route.session for route in self._routes.values() if route.streaming}
-        found = [session for session in sessions if session in streaming]
-        tasks = self._barriers.send(barrier, found)
-        for session, task in zip(found, tasks, strict=True):
-            yield from session.advance(task)
+        streaming = {route.session for route in self.streams.routes.values() if route.streaming}
+        for barrier in barriers:
+            barrier.sent, barrier.opened = True, self.streams.opened
+            barrier.waiting = {(session.place, "seqnos") for session in sessions}
+            barrier.waiting |= {(each.place, "cookie") for each in sessions if each in streaming}
+        for session in sessions:
+            yield from session.advance(self._poll_for(barriers, session))
+            for barrier in barriers if session in streaming else ():
+                yield from session.advance(self._add_cookie(barrier, session))
+
+    def _poll_for(self, barriers: list[Barrier], session: NodeSession) -> Task:
+        yield from self.streams.poll(session)
+        for barrier in barriers:
+            self._returned(barrier.cookie, session.place, "seqnos")
+
+    def _add_cookie(self, barrier: Barrier, session: NodeSession) -> Task:
+        (answer,) = yield Ask([RequestFrame(Opcode.BARRIER_ADD, key=barrier.cookie)])
+        if answer.status == Status.KEY_NOT_FOUND:  # no stream is open there
+            self._returned(barrier.cookie, session.place, "cookie")
+        elif answer.status:
+            words = f"the node at {session.place} takes no barrier: {answer.reason}"
+            self._barriers.fail(barrier, MisuseError(words))
+
+    def _returned(self, cookie: bytes, place: str, what: str) -> None:
+        barrier = self._barriers.named(cookie)
+        if barrier is None or not barrier.sent:
+            return
+        barrier.waiting.discard((place, what))
+        if not barrier.waiting:
+            if self.streams.lacking() or self.streams.opened != barrier.opened:
+                barrier.sent = False
+            else:
+                barrier.done = True
+                self._barriers.drop(barrier)
 
     def close(self) -> None:
         """End: nothing more is handed over, and waiting barriers are broken."""
@@ -320,7 +459,8 @@ class UprCore:
 
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, a place to begin from."""
-        return {number: route.place.position for number, route in self._routes.items()}
+        routes = self.streams.routes
+        return {number: route.place.position for number, route in routes.items()}
 
     def places(self, handed: Mapping[int, int]) -> dict[int, Saved]:
         """Return where each vBucket stands, also inside of a snapshot, as a state keeps it.
@@ -328,7 +468,7 @@ class UprCore:
         Args:
             handed: the last seqnos that the handler knows of; places are noted later.
         """
-        places = {number: route.place for number, route in self._routes.items()}
+        places = {number: route.place for number, route in self.streams.routes.items()}
         return {
             number: place.saved_at(max(place.seqno, handed.get(number, 0)))
             for number, place in places.items()
@@ -336,4 +476,157 @@ class UprCore:
 
     def metrics(self, now: float) -> Metrics:
         """Return the consumer's figures."""
-        return measured(self.nodes, self._routes.values(), self._follower, now)
+        routes = self.streams.routes
+        return Metrics(
+            {number: self._vbucket_metrics(route, now) for number, route in routes.items()},
+            {node.place: _node_metrics(node) for node in self.nodes.all()},
+        )
+
+    def _vbucket_metrics(self, route: Route, now: float) -> VBucketMetrics:
+        place, session, follower = route.place, route.session, self._follower
+        vbucket, behind = place.vbucket, max(0, route.high_seqno - place.seqno)
+        size = session.bytes_received / session.items if session and session.items else 0
+        return VBucketMetrics(
+            session.place if session and route.streaming else "",
+            place.seqno,
+            place.whole,
+            behind,
+            int(behind * size),
+            now - route.level_at if behind else 0.0,
+            place.seqno - place.ring_from,
+            follower.rollbacks.get(vbucket, 0),
+            follower.restarts.get(vbucket, 0),
+            follower.undone.get(vbucket, 0),
+            route.items,
+            route.refusal,
+        )
+
+
+def _node_metrics(node: Node) -> NodeMetrics:
+    session = node.session
+    return NodeMetrics(
+        session is not None and session.open,
+        node.backoff.attempts,
+        str(node.error or ""),
+        session.items if session else 0,
+        session.bytes_received if session else 0,
+    )
+
+
+# --- barriers that wait ---------------------------------------------------------------------------
+
+#: So many barriers may wait.
+BARRIERS_MAX = 1000
+
+
+@dataclass(slots=True, eq=False)
+class Barrier:
+    """One question, see `UprCore.barrier`."""
+
+    cookie: bytes  # its name
+    since: float  # when it was asked for
+    done: bool = False  # it is reached, or broken
+    error: ClientError | None = None  # why it is broken
+    sent: bool = False  # the nodes are asked
+    waiting: set[tuple[str, str]] = field(default_factory=set)  # nodes, and what they owe
+    opened: int = 0  # how many streams had been opened when the nodes were asked
+
+
+class Barriers:
+    """The barriers that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[bytes, Barrier] = {}
+        self._last = 0
+        self._closed: ClientError | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, text: str | None, now: float) -> Barrier:
+        """Return a new barrier, which is broken already if `close` was called.
+
+        Raises:
+            MisuseError: one of that name waits, or too many do, or the name is empty or too long.
+        """
+        self._last += 1
+        cookie = (f"barrier-{self._last}" if text is None else text).encode()
+        if not 0 < len(cookie) <= COOKIE_MAX_BYTES:
+            raise MisuseError(f"a barrier's text has 1 to {COOKIE_MAX_BYTES} bytes")
+        if cookie in self._waiting:
+            raise MisuseError(f"a barrier {text!r} waits already")
+        if len(self._waiting) >= BARRIERS_MAX:
+            raise MisuseError(f"{BARRIERS_MAX} barriers wait already")
+        barrier = self._waiting[cookie] = Barrier(cookie, now)
+        if self._closed is not None:
+            self.fail(barrier, self._closed)
+        return barrier
+
+    def named(self, cookie: bytes) -> Barrier | None:
+        """Return the barrier of this name, ``None`` if none waits."""
+        return self._waiting.get(cookie)
+
+    def unsent(self) -> list[Barrier]:
+        """Return those that no node was asked for, or all have to be again."""
+        return [barrier for barrier in self._waiting.values() if not barrier.sent]
+
+    def broken(self, place: str, error: ClientError) -> None:
+        """A node was lost, or a stream of it: its cookies say nothing any more."""
+        for barrier in list(self._waiting.values()):
+            if any(place == owes for owes, _ in barrier.waiting):
+                self.fail(barrier, error)
+
+    def fail(self, barrier: Barrier, error: ClientError) -> None:
+        """It will not be reached."""
+        barrier.done, barrier.error = True, error
+        self.drop(barrier)
+
+    def drop(self, barrier: Barrier) -> None:
+        """Nothing waits for it any more."""
+        self._waiting.pop(barrier.cookie, None)
+
+    def close(self, error: ClientError) -> None:
+        """Break those that wait, and all that are asked for later: nothing comes any more."""
+        self._closed = error
+        for barrier in list(self._waiting.values()):
+            self.fail(barrier, error)
+
+
+# --- many objects ---------------------------------------------------------------------------------
+
+#: New objects that the collector waits for; a batch of the smallest changes has fewer.
+PATIENCE = 50_000
+
+
+class PatientCollector:
+    """Building thousands of values at a time without the cyclic collector looking at each.
+
+    It runs when so many objects are new, whether or not there is anything to collect. The changes
+    of a batch are in no cycle and die with the batch; looking through them again and again costs a
+    third of all CPU. So between `hold` and `release` it waits for more. It stays on: what handlers
+    and other threads throw away meanwhile is collected, a little later. Several at a time do no
+    harm. A program that changes the threshold meanwhile has the last word.
+    """
+
+    __slots__ = ("_before",)
+
+    def __init__(self) -> None:
+        self._before: tuple[int, int, int] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it waits."""
+        return self._before is not None
+
+    def hold(self) -> None:
+        """Have the collector wait; harmless if it does already."""
+        young, *older = before = gc.get_threshold()
+        if 0 < young < PATIENCE:
+            self._before = before
+            gc.set_threshold(PATIENCE, *older)
+
+    def release(self) -> None:
+        """Have it work as before; harmless if it does already."""
+        before, self._before = self._before, None
+        if before is not None and gc.get_threshold()[0] == PATIENCE:
+            gc.set_threshold(*before)

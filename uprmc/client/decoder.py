@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 from uprmc.client.errors import NotANode, ProducerError
-from uprmc.client.events import Accepted, Event, StreamEnded
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
 from uprmc.places import stranger
 from uprmc.protocol.header import (
     MERGED_REQUEST_HEADER,
+    Frame,
     RequestFrame,
     ResponseFrame,
     decode_frame,
@@ -48,11 +48,38 @@ from uprmc.protocol.upr import (
 )
 from uprmc.protocol.upr_extensions import SNAPSHOT_END_EXTRAS
 from uprmc.protocol.upr_many import answer_alone, decode_stream_answers
-from uprmc.remote.batch import Received, deletion_numbers
+from uprmc.remote.batch import Batch, Received, deletion_numbers
 from uprmc.remote.conversation import Questions
 from uprmc.remote.history import read_log
 from uprmc.remote.snapshots import take_lone_snapshot, take_snapshots
 from uprmc.remote.stream import StreamFault, StreamState
+
+# --- events ---------------------------------------------------------------------------------------
+# What a node has sent beside batches: the events between bytes and rules.
+#
+# Events of streams name theirs, so whoever deals with them can tell a stream that is not wanted any
+# more.
+
+
+class StreamEnded(NamedTuple):
+    """The stream is over; `reason` is an `EndReason` number."""
+
+    stream: StreamState
+    reason: int
+
+
+class Accepted(NamedTuple):
+    """The producer accepted the stream; `StreamState.log` has been set."""
+
+    stream: StreamState
+    answer: ResponseFrame
+
+
+Event = Batch | StreamEnded | Accepted | Frame
+
+
+# --- decoder --------------------------------------------------------------------------------------
+
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _MARKER_HEAD = frame_head(Opcode.UPR_SNAPSHOT_MARKER)

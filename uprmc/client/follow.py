@@ -22,23 +22,25 @@ import struct
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from uprmc.client.ask import PIPELINE_MAX, Ask, Task
-from uprmc.client.documents import NotNow, fetch
 from uprmc.client.errors import DeletionsPurged, ProducerError, RollbackRefused
-from uprmc.client.handler import Handler
+from uprmc.client.handler import Document, Handler
 from uprmc.client.node_session import NodeSession
-from uprmc.client.position import Place
-from uprmc.client.position_writer import PositionWriter
-from uprmc.model import FailoverLog
+from uprmc.client.position import Place, PositionWriter
+from uprmc.errors import RemoteProtocolError
+from uprmc.model import FailoverLog, VBucketState
+from uprmc.protocol.binary import GET_REPLY_EXTRAS
 from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.management import GET_META_REPLY_EXTRAS
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
+from uprmc.remote import features
 from uprmc.remote.registering import Purged
 from uprmc.remote.stream import StreamState
-from uprmc.remote.undo import undo
+from uprmc.remote.undo import Refused, question, undo, version
 
 #: What to do about a rollback: raise, go back to the last common point, or to the beginning.
 RollbackWord = Literal["fail", "rewind", "restart"]
@@ -55,12 +57,16 @@ OnPurged = PurgedWord | Callable[[int, int, Purged], PurgedWord] | None
 
 FORMER_WORDS: dict[str, RollbackWord] = {"auto": "rewind", "refuse": "fail"}
 
-#: Rollbacks, and changes of history while documents are fetched, before we wait a little.
+#: Rollbacks, changes of history while documents are fetched, and changes of a document between GET
+#: and GET_META, before we wait a little.
 _ATTEMPTS_MAX = 10
-
 
 #: Of GET_ALL_VB_SEQNOS: vBuckets in any state but dead.
 _ANY_STATE = 0
+
+
+class NotNow(Exception):
+    """The node cannot answer at present, or is not active any more: try again later."""
 
 
 class Follower:
@@ -321,3 +327,109 @@ def told(result: Any) -> Task:
     if result is None or result is True or result is False:
         return result
     return (yield result)
+
+
+# --- documents ------------------------------------------------------------------------------------
+# Documents as a node has them now, with the seqnos of their versions: what an undo puts back.
+#
+# A node of ours is asked by GET_VERSION, which tells a version's seqno, of a deletion, too. Another
+# one is asked by GET and GET_META; then every version may be as new as the vBucket is.
+#
+# Source: systems reference g.3, step 5; ``docs/protocol.md``.
+
+
+class Version(NamedTuple):
+    """One key's newest version: its seqno, and the document.
+
+    Of a key that never was the seqno is that of the newest deletion which the node has dropped, for
+    it may be this key's; 0 if there was none.
+    """
+
+    seqno: int
+    document: Document | None
+
+
+def fetch(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
+    """Return the newest `Version` of each key, in order.
+
+    Raises:
+        NotNow: see there.
+        ProducerError: an answer makes no sense.
+    """
+    try:
+        if session.has_versions is not False:
+            found = yield from _by_version(session, vbucket, keys)
+            if found is not None:
+                return found
+        return (yield from _by_meta(session, vbucket, keys))
+    except (struct.error, RemoteProtocolError):
+        raise ProducerError(f"the node at {session.place} sent a torn document") from None
+
+
+def _by_version(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
+    answers = yield Ask([question(vbucket, key) for key in keys])
+    session.has_versions = all(answer.status != Status.UNKNOWN_COMMAND for answer in answers)
+    if not session.has_versions:
+        return None
+    try:
+        return [_version(key, answer) for key, answer in zip(keys, answers, strict=True)]
+    except Refused as refusal:
+        raise _refused(refusal.answer) from None
+
+
+def _version(key: bytes, answer: ResponseFrame) -> Version:
+    found = version(key, answer)
+    item = found.item
+    if item is None or item.value is None:
+        return Version(found.seqno, None)
+    document = Document(key, item.value, item.rev, item.cas, item.flags, item.expiry, item.datatype)
+    return Version(found.seqno, document)
+
+
+def _by_meta(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
+    found: dict[bytes, Document | None] = {}
+    for _ in range(_ATTEMPTS_MAX):
+        missing = [key for key in keys if key not in found]
+        if not missing:
+            high_seqno = yield from _high_seqno(session, vbucket)
+            return [Version(high_seqno, found[key]) for key in keys]
+        answers = yield Ask(
+            [
+                _question(opcode, vbucket, key)
+                for key in missing
+                for opcode in (Opcode.GET, Opcode.GET_META)
+            ]
+        )
+        for key, body, meta in zip(missing, answers[::2], answers[1::2], strict=True):
+            if not _found(body):
+                found[key] = None
+            elif _found(meta) and body.cas == meta.cas:
+                found[key] = _document(key, body, meta)
+    raise NotNow(f"documents of vBucket {vbucket} change all the time")
+
+
+def _document(key: bytes, body: ResponseFrame, meta: ResponseFrame) -> Document:
+    (flags,) = GET_REPLY_EXTRAS.unpack(body.extras)
+    _, _, expiry, rev = GET_META_REPLY_EXTRAS.unpack(meta.extras)
+    return Document(key, body.value, rev, body.cas, flags, expiry, body.datatype)
+
+
+def _high_seqno(session: NodeSession, vbucket: int) -> Task:
+    seqnos: dict[int, int] = yield from session.facts.high_seqnos(VBucketState.ACTIVE)
+    if vbucket not in seqnos:
+        raise NotNow(f"vBucket {vbucket} is not active at {session.place}")
+    return seqnos[vbucket]
+
+
+def _found(answer: ResponseFrame) -> bool:
+    if answer.status not in (Status.SUCCESS, Status.KEY_NOT_FOUND):
+        raise _refused(answer)
+    return answer.status == Status.SUCCESS
+
+
+def _refused(answer: ResponseFrame) -> NotNow:
+    return NotNow(f"a document was refused: {answer.reason}")
+
+
+def _question(opcode: int, vbucket: int, key: bytes, extras: bytes = b"") -> RequestFrame:
+    return RequestFrame(opcode, key=key, vbucket=vbucket, extras=extras)

@@ -19,8 +19,8 @@ from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 from uprmc.client.ask import Ask, Task
+from uprmc.client.decoder import Event, StreamEnded
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
-from uprmc.client.events import Event, StreamEnded
 from uprmc.client.handler import Change
 from uprmc.client.keeper import running
 from uprmc.client.node_session import NodeSession

@@ -9,27 +9,30 @@ Source: ``docs/streams.md``, how to write a consumer; UPR reference 2, 4.6, 4.7.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from uprmc.client.ahead import ReadAhead
-from uprmc.client.ask import PIPELINE_MAX, Ask, Task
-from uprmc.client.bursts import Bursts, is_burst
+from uprmc.client.ask import PIPELINE_MAX, Ask, Rest, Task
 from uprmc.client.connection import LOGIN, WANTS_LOGIN
-from uprmc.client.decoder import Decoder
+from uprmc.client.decoder import Decoder, Event
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
-from uprmc.client.events import Event
 from uprmc.client.node_facts import NodeFacts
-from uprmc.client.opening import Opening
 from uprmc.client.position import Asked
+from uprmc.connecting import new_nonce
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import LoginRefused
 from uprmc.model import SEQNO_MAX
+from uprmc.places import parsed
 from uprmc.protocol import control
-from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.header import RequestFrame, ResponseFrame, unpack_request
+from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions
 from uprmc.protocol.upr_many import StreamStart, encode_stream_requests, split_starts
+from uprmc.remote import features
+from uprmc.remote.batch import Batch
+from uprmc.remote.cluster_map import ClusterMap, map_of
 from uprmc.remote.conversation import (
     KEEP_ALIVES,
     FlowControl,
@@ -37,8 +40,272 @@ from uprmc.remote.conversation import (
     acknowledgement,
     keep_alive_answer,
 )
+from uprmc.remote.login import login_in_turns
 from uprmc.remote.registering import Instance, Purged, Registering
 from uprmc.remote.stream import StreamState
+
+# --- ahead ----------------------------------------------------------------------------------------
+# Keep-alives among bytes that cannot be dealt with yet, because a handler works.
+#
+# A node hangs up on a client that leaves keep-alives unanswered for two intervals, and a handler
+# may take longer than that. So the owner of the socket reads on meanwhile, as far as the node may
+# be ahead, and keeps the bytes; here it is found out where frames begin among them.
+#
+# Source: UPR reference 4.7.
+
+
+#: Of what flow control does not count there is little.
+_SLACK_BYTES = 64 * 1024
+
+
+class Ahead:
+    """Follows the frames of one connection through bytes that come in pieces.
+
+    Attributes:
+        size: of what came and was not dealt with yet.
+    """
+
+    def __init__(self, begun: bytes) -> None:
+        """Begin behind `begun`, the first bytes of a frame whose rest is yet to come."""
+        self.size = 0
+        self._header = bytearray()
+        self._skip_bytes = 0
+        self._answers(begun)
+
+    def take(self, data: bytes) -> list[bytes]:
+        """Return the answers to keep-alives in what has come now."""
+        self.size += len(data)
+        return self._answers(data)
+
+    def _answers(self, data: bytes) -> list[bytes]:
+        found, position, header = [], 0, self._header
+        while position < len(data):
+            if self._skip_bytes:
+                skipped = min(self._skip_bytes, len(data) - position)
+                self._skip_bytes -= skipped
+                position += skipped
+                continue
+            piece = data[position : position + HEADER_BYTES - len(header)]
+            header += piece
+            position += len(piece)
+            if len(header) == HEADER_BYTES:
+                magic, opcode, _, _, _, _, self._skip_bytes, opaque, _ = unpack_request(header)
+                if magic == MAGIC_REQUEST and opcode in KEEP_ALIVES:
+                    found.append(keep_alive_answer(opcode, opaque))
+                header.clear()
+        return found
+
+
+class ReadAhead:
+    """Answers keep-alives ahead of their turn, each once."""
+
+    def __init__(self) -> None:
+        self._ahead: Ahead | None = None
+        self._answered = 0
+
+    def room(self, buffer_bytes: int) -> int:
+        """Return how many bytes may be read ahead; the node sends no more than that.
+
+        Args:
+            buffer_bytes: what flow control allows the node to send; 0 = any amount.
+        """
+        waiting = self._ahead.size if self._ahead is not None else 0
+        return max(0, buffer_bytes + _SLACK_BYTES - waiting) if buffer_bytes else 0
+
+    def hear(self, data: bytes, begun: bytes) -> bytes:
+        """Return the answers to keep-alives in `data`, which comes behind all that was read ahead.
+
+        Args:
+            data: what was read now.
+            begun: what the decoder has of a frame whose rest is yet to come.
+        """
+        if self._ahead is None:
+            self._ahead = Ahead(begun)
+        answers = self._ahead.take(data)
+        self._answered += len(answers)
+        return b"".join(answers)
+
+    def was_answered(self) -> bool:
+        """Tell whether the next keep-alive in the decoder's order was answered ahead."""
+        if self._answered:
+            self._answered -= 1
+            return True
+        return False
+
+    def taken(self, size: int) -> None:
+        """Take note that the decoder has dealt with so many bytes."""
+        if self._ahead is not None:
+            self._ahead.size -= size
+            if self._ahead.size <= 0:
+                self._ahead = None
+
+
+# --- bursts ---------------------------------------------------------------------------------------
+# Pieces of a burst are handed over together, so that they are one commit of the consumer.
+
+
+#: Events wait for more up to this size, if each piece comes this soon after the one before, and for
+#: no longer than this in all.
+_GATHER_MAX_BYTES = 1024 * 1024
+GATHER_GAP_S = 0.005
+GATHER_MAX_S = 0.020
+
+#: A piece with this many snapshots is probably a part of a burst, whose rest is on its way.
+_BURST_SNAPSHOTS = 32
+
+
+class Bursts:
+    """Holds events of one connection back while more of their burst is expected.
+
+    Attributes:
+        until: until when events wait, in monotonic seconds; ``None`` = none do.
+    """
+
+    def __init__(self) -> None:
+        self.until: float | None = None
+        self._end = 0.0
+        self._events: list[Event] = []
+
+    def complete(
+        self, events: list[Event], size: int, buffer_bytes: int, now: float, *, more_follows: bool
+    ) -> list[Event]:
+        """Return events with those that came before, or nothing if they wait for more.
+
+        Args:
+            events: what has come now.
+            size: bytes that were received and not handed over, with these.
+            buffer_bytes: what the node may send before it waits for us; 0 = any amount. A quarter
+                of that may wait here.
+            now: monotonic seconds.
+            more_follows: the node says that it goes on at once, or that is likely.
+        """
+        gathered = self._events
+        if not gathered and not more_follows:
+            return events
+        gathered += events
+        limit = min(buffer_bytes // 4 or _GATHER_MAX_BYTES, _GATHER_MAX_BYTES)
+        if gathered and more_follows and size < limit:
+            if self.until is None:
+                self._end = now + GATHER_MAX_S
+            self.until = min(self._end, now + GATHER_GAP_S)
+            if now < self._end:
+                return []
+        self._events, self.until = [], None
+        return gathered
+
+    def is_overdue(self, now: float) -> bool:
+        """Tell whether the events that wait have waited for long enough."""
+        return self.until is not None and now >= self.until
+
+
+def is_burst(events: list[Event]) -> bool:
+    """Tell whether many snapshots have come, and nothing behind them that may be waited for."""
+    last = events[-1] if events else None
+    if type(last) is not Batch:
+        return False
+    if len(events) == 1:
+        return len(last.runs) >= _BURST_SNAPSHOTS
+    return sum([len(event.runs) for event in events if type(event) is Batch]) >= _BURST_SNAPSHOTS
+
+
+# --- opening --------------------------------------------------------------------------------------
+# Opening a connection to a node: the login, and the handshake with the features to be used.
+
+
+class Opened(NamedTuple):
+    """What a handshake has found out.
+
+    Attributes:
+        granted: CONTROL keys that the node accepted.
+        knows_terms: the node tells the terms of vBuckets.
+        map: its cluster map; ``None`` = it has none that makes sense.
+    """
+
+    granted: set[bytes]
+    knows_terms: bool
+    map: ClusterMap | None
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How to open a connection to the node at `place` (HOST:PORT), as the consumer `name`."""
+
+    place: str
+    name: str
+    wants_values: bool
+    buffer_bytes: int
+    noop_interval_s: float
+    credentials: Credentials | None
+    tls: bool
+
+    def log_in(self, *, in_turns: bool = False) -> Task:
+        """Log in if there are credentials.
+
+        Args:
+            in_turns: others wait for their turn: yield a `Rest` now and then.
+
+        Raises:
+            OpenRefused: the node does not let this user in.
+        """
+        if self.credentials is None:
+            return
+        safe = self.tls or parsed(self.place).is_local
+        steps = login_in_turns(self.credentials, new_nonce(), safe=safe, at_once=not in_turns)
+        answer = None
+        try:
+            while True:
+                request = steps.send(answer)
+                if request is None:
+                    answer = yield Rest()
+                else:
+                    (answer,) = yield Ask([request])
+        except StopIteration:
+            return
+        except LoginRefused as error:
+            raise OpenRefused(f"the node at {self.place} {error}") from None
+
+    def handshake(self, *, registering: bool) -> Task:
+        """Send everything at once, after a login if there is one; return what is `Opened`.
+
+        Raises:
+            OpenRefused: the node refuses the connection.
+        """
+        yield from self.log_in()
+        name = self.name.encode()
+        profile = features.PROGRAM.registering() if registering else features.PROGRAM
+        controls = profile.controls(buffer_bytes=self.buffer_bytes, interval_s=self.noop_interval_s)
+        greeted, opened, *granted, cluster_map = yield Ask(
+            [
+                features.PROGRAM.hello(name),
+                features.PROGRAM.open(name, 0 if self.wants_values else OpenFlag.NO_VALUE),
+                *controls,
+                RequestFrame(Opcode.GET_CLUSTER_CONFIG),
+            ]
+        )
+        self._check(opened)
+        return _opened(greeted, features.granted(controls, granted), cluster_map)
+
+    def _check(self, opened: ResponseFrame) -> None:
+        if opened.status == Status.AUTH_ERROR:
+            raise OpenRefused(f"the node at {self.place} {WANTS_LOGIN}")
+        if opened.status:
+            denied = opened.status == Status.ACCESS_DENIED
+            refused = OpenRefused(
+                f"the node at {self.place} refuses to open a stream connection: {opened.reason}"
+                + ("" if denied else "; see its log and the consumer's name")
+            )
+            raise refused if self.tls else refused.doubting(self.place)
+
+
+def _opened(greeted: ResponseFrame, granted: set[bytes], cluster_map: ResponseFrame) -> Opened:
+    knows_terms = features.tells_terms(greeted.status, greeted.value)
+    if not knows_terms:  # some producers grant every CONTROL
+        granted -= {control.STREAM_REQUESTS, control.WATERMARKS, control.REPORTS}
+    return Opened(granted, knows_terms, map_of(cluster_map))
+
+
+# --- node session ---------------------------------------------------------------------------------
+
 
 #: At most this many streams are asked for at a time: each in a frame of its own, or together.
 _STARTS_ALONE_MAX, _STARTS_MAX = 128, 1_024
@@ -172,7 +439,9 @@ class NodeSession:
     def tick(self, now: float) -> None:
         """Notice a node that has vanished."""
         limit_s = self.opening.noop_interval_s * _SILENCE_INTERVALS + _SILENCE_SLACK_S
-        known = not self.open or {control.KEEP_ALIVES, control.KEEP_ALIVE_INTERVAL} <= self.granted
+        known = (
+            not self.open or {control.KEEP_ALIVES, control.KEEP_ALIVE_INTERVAL} <= self.granted
+        )
         if self.silence.lasts(now, limit_s) and known and self.error is None:
             self.error = ConnectionLost(f"the node at {self.place} is silent for {limit_s:g} s")
 

@@ -91,10 +91,10 @@ class Node:
         if self.session is not None and not self.session.facts.polls and now - self.since > _TELL_S:
             self.failed, self.told_at = True, now
 
-    def told(self, *, failed: bool) -> None:
+    def told(self, asked_at: float, *, failed: bool) -> None:
         """It has answered what it has, or that it does not say."""
         self.polled = self.polled or not failed
-        self.failed, self.told_at = failed, self.asked_at
+        self.failed, self.told_at = failed, asked_at
 
     def hasten(self, now: float) -> None:
         """Ask it soon: what it said is too old."""

@@ -18,12 +18,15 @@ D49, P09, P10, P19.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from uprmc import rollback
-from uprmc.client.state import Saved
+from uprmc.client.ask import Task
+from uprmc.client.handler import Handler
+from uprmc.client.state import BOUNDARY, MemoryState, RingChunk, RingColumns, Saved, StateStore
 from uprmc.model import SEQNO_MAX, FailoverEntry, FailoverLog, SnapshotRange
+from uprmc.remote.batch import Batch
 from uprmc.rollback import Held, history_of, rollback_point, shared_until
 
 #: A node reads so many known versions of a stream request.
@@ -288,3 +291,216 @@ class Place:
         if trimmed is not None:
             self.ring_from = max(self.ring_from, trimmed)
         return trimmed
+
+
+# --- what is written, and when --------------------------------------------------------------------
+
+
+class PositionWriter:
+    """What of a consumer is written to its state: one commit for each batch.
+
+    It has the ring entries of a batch, which come before the batch is handed over, and with them
+    the places reached by the batches before (row D44); what was reached last follows by itself when
+    nothing more comes. Where nothing can come between, because the handler's own writes are in the
+    same transaction, or the state dies with the process, the batch is handed over first, and the
+    commit has its place, too.
+
+    A place inside of a snapshot is written only if the handler can make durable what it was told so
+    far, or shares its transaction with the state; otherwise its last whole snapshot is (row D45).
+
+    Source: systems reference g.2; acceptance rows D13, D44, D45, D48.
+
+    Attributes:
+        places: by vBucket, those that are followed.
+        state: where they are kept.
+        shared: whether the handler's own writes are in the state's transactions.
+        writes_after: whether `write` comes after the hand-over; unless `shared`, even if that has
+            failed.
+    """
+
+    def __init__(self, state: StateStore, handler: Handler, ring_items: int) -> None:
+        self.state = state
+        self.places: dict[int, Place] = {}
+        self._ring_items = ring_items
+        self._native = handler.native_rollback
+        self._durable: Callable[[], Any] | None = getattr(handler, "durable", None)
+        self.shared = bool(getattr(state, "shared", False))
+        self._inside = self._durable is not None or self.shared
+        self.writes_after = self.shared or (
+            type(state) is MemoryState and self._durable is None and not self._native
+        )
+        self._durable_later: Callable[[int], Saved | None] | None
+        self._durable_later = getattr(state, "durable_of", None)
+        self._dirty: dict[int, Place] = {}
+        self._boundaries: dict[int, list[int]] = {}
+
+    def load(self) -> dict[int, Place]:
+        """Return the places that the state has."""
+        found = {}
+        for vbucket, saved in self.state.load().items():
+            ahead = self.state.ring_after(vbucket, saved.seqno)
+            # Each end of a snapshot is an entry, too, and there are no more of them than keys.
+            keys = (self.state.ring_size(vbucket) + 1) // 2
+            found[vbucket] = Place.of(vbucket, saved, ahead[-1][0] if ahead else 0, keys)
+        return found
+
+    def watermark(self, place: Place) -> Position:
+        """Return the last complete snapshot of a place that is durable, as nodes are told it."""
+        if self._durable_later is not None:
+            place.durable = self._durable_later(place.vbucket)
+        return place.watermark
+
+    # --- while changes come ---------------------------------------------------------------------
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the state lacks something that was reached."""
+        return bool(self._dirty)
+
+    def write(self, batches: Iterable[Batch]) -> Task:
+        """Write what was reached, and the ring entries of batches, see `writes_after`.
+
+        Raises:
+            StateError: it could not be written; nothing is to be handed over.
+        """
+        if self._dirty and self._durable is not None:
+            waited_for = self._durable()
+            if waited_for is not None:
+                yield waited_for
+        ring, trims = RingColumns(), dict[int, int]()
+        for batch in batches:
+            self._remember(batch.wanted(), ring, trims)
+        if self._dirty or ring.vbuckets:
+            self._commit(ring, trims)
+
+    def _remember(self, batch: Batch, ring: RingColumns, trims: dict[int, int]) -> None:
+        """Add the keys of a batch to the ring, and behind them the ends of its snapshots.
+
+        A native handler can return only to an end that it was told: these are written later.
+        """
+        places, dirty, keep, native = self.places, self._dirty, self._ring_items, self._native
+        seqnos = batch.seqnos
+        whole: dict[int, int] = {}
+        for run in batch.runs:
+            count, done = run.last - run.first, run.done
+            if not count and done is None:
+                continue
+            vbucket = run.stream.vbucket
+            place = places[vbucket]
+            if not place.kept:
+                dirty[vbucket] = place
+            if native:
+                continue
+            if count:
+                ring.vbuckets.append(vbucket)
+                ring.lengths.append(count)
+            if done is not None:
+                whole[vbucket] = done
+            trimmed = place.remember(done or seqnos[run.last - 1], count, keep)
+            if trimmed is not None:
+                trims[vbucket], dirty[vbucket] = trimmed, place
+        if not native:
+            ring.seqnos += seqnos
+            ring.keys += batch.keys
+            ring.add_boundaries([*whole], [*whole.values()])
+
+    def reached(self, place: Place) -> None:
+        """The place has moved."""
+        if self._inside:
+            self._dirty[place.vbucket] = place
+
+    def complete(self, place: Place) -> None:
+        """A snapshot was handed over completely."""
+        if self._native:
+            self._boundaries.setdefault(place.vbucket, []).append(place.whole)
+        self._dirty[place.vbucket] = place
+
+    def adopted(self, place: Place) -> None:
+        """The place has another failover log. One that nothing came for need not be kept."""
+        if place.kept or place.seqno:
+            self._dirty[place.vbucket] = place
+
+    def _commit(self, ring: RingColumns, trims: dict[int, int]) -> None:
+        dirty = self._dirty
+        for vbucket, ends in self._boundaries.items():
+            ring.add(vbucket, ends, [BOUNDARY] * len(ends))
+            place = self.places[vbucket]
+            trimmed = place.remember(ends[-1], len(ends), self._ring_items)
+            if trimmed is not None:
+                trims[vbucket], dirty[vbucket] = trimmed, place
+        self._boundaries = {}
+        inside = self._inside
+        saved = {vbucket: place.saved(inside=inside) for vbucket, place in dirty.items()}
+        self.state.commit(saved, ring, trims, {})
+        for vbucket, place in dirty.items():
+            place.kept, place.durable = True, saved[vbucket]
+        self._dirty = {}
+
+    # --- going back -----------------------------------------------------------------------------
+
+    def keys_above(self, vbucket: int, seqno: int) -> list[bytes]:
+        """Return the ring's keys above a seqno, newest first, each once."""
+        entries = self.state.ring_after(vbucket, seqno)
+        return list(dict.fromkeys(key for _, key in reversed(entries) if key != BOUNDARY))
+
+    def boundaries(self, vbucket: int) -> list[int]:
+        """Return the ends of snapshots that are remembered."""
+        kept = [seqno for seqno, key in self.state.ring_after(vbucket, 0) if key == BOUNDARY]
+        return kept + self._boundaries.get(vbucket, [])
+
+    def going_back(self, place: Place, seqno: int) -> None:
+        """Write that a place is at `seqno`, before the handler undoes anything.
+
+        The ring stays. Should we die half-way, perhaps a node comes next that has the history which
+        this one lost: it streams everything after `seqno` again. Any other one has it undone, from
+        the first step. Where the handler's own writes are in the state's transactions, this goes
+        with the first of them: one that was not told to go back has not lost its place either.
+        """
+        self._drop_boundaries(place.vbucket, seqno)
+        place.go_back(seqno)
+        self._dirty.pop(place.vbucket, None)
+        if not place.kept:
+            return
+        if self.shared:
+            self._dirty[place.vbucket] = place
+        else:
+            place.durable = place.saved(inside=False)
+            self.state.commit({place.vbucket: place.durable}, [], {}, {})
+
+    def went_back(
+        self, place: Place, seqno: int, log: FailoverLog, put_back: Sequence[tuple[int, bytes]] = ()
+    ) -> None:
+        """Write that a place is at `seqno` now, and forget the ring above it (row D48).
+
+        Args:
+            place: whose handler's effects above `seqno` were undone, durably, after `going_back`.
+            seqno: where it stands now.
+            log: of the node whose documents took the place of what was undone.
+            put_back: keys that were undone, with the seqnos of the documents that took their place:
+                they stay in the ring, for those would be wrong if that history were lost, too.
+        """
+        entries = sorted(put_back)
+        place.went_back(seqno, log, max(entries[-1][0], seqno) if entries else 0)
+        self._write(place, entries, seqno)
+
+    def _write(self, place: Place, entries: list[tuple[int, bytes]], cut: int) -> None:
+        vbucket = place.vbucket
+        chunks = [RingChunk(vbucket, entries)] if entries else []
+        if entries:
+            place.remember(max(entries[-1][0], cut), len(entries), self._ring_items)
+        saved = {vbucket: place.saved(inside=self._inside)}
+        self.state.commit(saved, chunks, {}, {vbucket: cut})
+        place.kept, place.durable = True, saved[vbucket]
+        self._dirty.pop(vbucket, None)
+
+    def start_over(self, place: Place) -> None:
+        """Forget a vBucket of which the handler holds nothing any more."""
+        self.state.forget([place.vbucket])
+        self._dirty.pop(place.vbucket, None)
+        place.start_over()
+
+    def _drop_boundaries(self, vbucket: int, above: int) -> None:
+        pending = self._boundaries.pop(vbucket, [])
+        kept = [end for end in pending if end <= above]
+        if kept:
+            self._boundaries[vbucket] = kept

@@ -13,23 +13,460 @@ Source: TAP reference 10; UPR reference 2 and 4.7; ``tap_adapter/upstream.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from typing import Any
+import hashlib
+import re
+import struct
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+from uprmc import __version__
 from uprmc.client.ask import Ask, Rest, Task
-from uprmc.client.errors import ClientError, ProducerError
-from uprmc.client.events import Accepted, Event
-from uprmc.client.tap_connection import ProducerSession
-from uprmc.client.tap_questions import Statistics, fetch, handshake, survey
+from uprmc.client.decoder import Accepted, Decoder, Event
+from uprmc.client.errors import ClientError, NotANode, OpenRefused, ProducerError
+from uprmc.client.node_session import NodeSession
+from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
-from uprmc.model import Item, SnapshotRange
+from uprmc.model import SEQNO_MAX, Item, Life, SnapshotRange, VBucketState
 from uprmc.ports import Dial, Dialled, Session
-from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
-from uprmc.remote.conversation import Questions
-from uprmc.remote.stream import StreamState
+from uprmc.protocol.header import MERGED_REQUEST_HEADER, RequestFrame, ResponseFrame, decode_frame
+from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
+from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, OpenFlag, Status
+from uprmc.protocol.upr import (
+    MUTATION_FRAME,
+    ROLLBACK_VALUE,
+    SET_VBUCKET_STATE_EXTRAS,
+    StreamRequest,
+    frame_head,
+)
+from uprmc.remote import features, undo
+from uprmc.remote.batch import Batch, Received
+from uprmc.remote.conversation import KEEP_ALIVES, Questions, keep_alive_answer
+from uprmc.remote.stream import StreamFault, StreamState
 from uprmc.tap_adapter.upstream import Standing
+
+# --- tap frames -----------------------------------------------------------------------------------
+# Bytes of a producer to whole frames that are passed on as they came, checked on the way.
+#
+# The TAP adapter wants frames, not changes: what a stream says goes through as it is, in two pieces
+# for a mutation (header and extras; key and value) and in one for all else. The checks are the
+# decoder's, because who takes frames apart later does not look whether they make sense.
+#
+# Note: frames of streams that are not open are dropped here. Flow control counts their bytes all
+# the same, so they are added to `dropped_bytes`.
+#
+# Source: UPR reference 2; ``tap_adapter/upstream.py``, `pull`.
+
+
+_MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
+_MUTATION_BYTES = MUTATION_FRAME.size
+_OPAQUE = struct.Struct(">12xI")
+
+#: What a replica is told, and its length: the decoder of consumers knows neither.
+_OF_REPLICAS = {
+    Opcode.UPR_FLUSH: 0,
+    Opcode.UPR_SET_VBUCKET_STATE: SET_VBUCKET_STATE_EXTRAS.size,
+}
+_OF_CONSUMERS = frozenset(
+    {
+        Opcode.UPR_MUTATION,
+        Opcode.UPR_DELETION,
+        Opcode.UPR_EXPIRATION,
+        Opcode.UPR_SNAPSHOT_MARKER,
+        Opcode.UPR_STREAM_END,
+    }
+)
+
+
+class FramePasser(Decoder):
+    """See the module docstring; `take` is used instead of `feed`.
+
+    Attributes:
+        held_bytes: of frames that nobody has pulled yet.
+        dropped_bytes: of frames that nobody wants; whoever acknowledges them sets it to 0.
+    """
+
+    def __init__(self, place: str) -> None:
+        super().__init__(place)
+        self.held_bytes = 0
+        self.dropped_bytes = 0
+        self._held: deque[tuple[bytes, ...]] = deque()
+
+    def take(self, data: bytes) -> Iterator[Event]:
+        """Yield answers and keep-alives, each before the frames behind it are looked at.
+
+        Raises:
+            ProducerError: what no producer may send.
+            NotANode: these are no frames.
+        """
+        position = 0
+        if self._rest:
+            position, events = self._complete_rest(data)
+            yield from events
+        size = len(data)
+        while True:
+            try:
+                position = self._hold_mutations(data, position)
+            except StreamFault as fault:
+                raise self._nonsense(str(fault)) from None
+            if size - position < HEADER_BYTES:
+                break
+            end = position + self._frame_bytes(data, position)
+            if end > size:
+                break
+            events = self._frame(data[position:end])
+            position = end
+            yield from events
+        self._rest += data[position:]
+
+    def pull(self, out: list[bytes], budget: int) -> int:
+        """Append whole frames, about `budget` bytes at most; return how many bytes."""
+        held, size = self._held, 0
+        while held and size < budget:
+            pieces = held.popleft()
+            out += pieces
+            for piece in pieces:
+                size += len(piece)
+        self.held_bytes -= size
+        return size
+
+    @property
+    def held_before_last_bytes(self) -> int:
+        """What of `held_bytes` had come before the last frame, which may be of any size."""
+        return self.held_bytes - sum(map(len, self._held[-1])) if self._held else 0
+
+    @property
+    def incomplete_bytes(self) -> int:
+        """What has come of a frame that is not complete."""
+        return len(self._rest)
+
+    def forget(self, opaque: int) -> None:
+        """Drop what is held of a stream, and whatever of it comes yet."""
+        self.streams.pop(opaque, None)
+        kept: deque[tuple[bytes, ...]] = deque()
+        for pieces in self._held:
+            if _OPAQUE.unpack_from(pieces[0])[0] == opaque:
+                self.dropped_bytes += sum(map(len, pieces))
+                self.held_bytes -= sum(map(len, pieces))
+            else:
+                kept.append(pieces)
+        self._held = kept
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._held.clear()
+        self._rest.clear()
+        self.streams.clear()
+        self.held_bytes = 0
+
+    def _hold(self, *pieces: bytes) -> None:
+        self._held.append(pieces)
+        self.held_bytes += sum(map(len, pieces))
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def _hold_mutations(self, data: bytes, position: int) -> int:
+        """Hold the mutations that stand here one after the other; return the place behind them."""
+        began, size = position, len(data)
+        while position + _MUTATION_BYTES <= size:
+            head, _, _, vbucket, _, opaque, _ = MERGED_REQUEST_HEADER.unpack_from(data, position)
+            stream = self._stream(opaque, vbucket) if head == _MUTATION_HEAD else None
+            if stream is None:
+                break
+            batch = Batch(data)
+            stop = batch.take(position, size, stream)
+            if stop == position:
+                break
+            self._held += [
+                (data[start : start + _MUTATION_BYTES], data[start + _MUTATION_BYTES : end])
+                for start, end in pairwise([*batch.positions, stop])
+            ]
+            position = stop
+        self.held_bytes += position - began
+        return position
+
+    def _stream(self, opaque: int, vbucket: int) -> StreamState | None:
+        # Opaques are whoever's asked for the stream, so one that is not known may be an old one.
+        return super()._stream(opaque, vbucket) if opaque in self.streams else None
+
+    def _complete_rest(self, data: bytes) -> tuple[int, list[Event]]:
+        """Deal with the frame that was cut, if all of it is there; return where the next begins.
+
+        Only that one is copied: putting the rest before all of the data would copy all of it.
+        """
+        rest = self._rest
+        taken = max(0, HEADER_BYTES - len(rest))
+        rest += data[:taken]
+        if len(rest) < HEADER_BYTES:
+            return len(data), []
+        missing = self._frame_bytes(rest, 0) - len(rest)
+        rest += data[taken : taken + missing]
+        if len(data) - taken < missing:
+            return len(data), []
+        frame = bytes(rest)
+        rest.clear()
+        return taken + missing, self._frame(frame)
+
+    def _frame(self, packet: bytes) -> list[Event]:
+        """Deal with any one frame."""
+        try:
+            frame = decode_frame(packet)
+        except RemoteProtocolError as error:
+            raise NotANode(f"what answers at {self.place} is no UPR: {error}") from None
+        if isinstance(frame, ResponseFrame):
+            return [self._answer(frame)]
+        if frame.opcode in KEEP_ALIVES:
+            return [frame]
+        self._pass(frame, packet)
+        return []
+
+    def _pass(self, frame: RequestFrame, packet: bytes) -> None:
+        known = frame.opcode in _OF_CONSUMERS or frame.opcode in _OF_REPLICAS
+        try:
+            stream = self._stream(frame.opaque, frame.vbucket) if known else None
+            if stream is None:
+                self.dropped_bytes += len(packet)
+                return
+            if frame.opcode in _OF_CONSUMERS:
+                self._told(frame, packet, 0, Received(packet))
+            elif len(packet) - HEADER_BYTES != _OF_REPLICAS[Opcode(frame.opcode)]:
+                raise RemoteProtocolError(f"{len(packet)} bytes")
+        except StreamFault as fault:
+            raise self._nonsense(str(fault)) from None
+        except (struct.error, RemoteProtocolError) as error:
+            raise self._nonsense(f"opcode {frame.opcode:#04x}: {error}") from None
+        body = HEADER_BYTES + len(frame.extras)
+        if body < len(packet):
+            self._hold(packet[:body], packet[body:])
+        else:
+            self._hold(packet)
+
+
+# --- tap connection -------------------------------------------------------------------------------
+# The UPR connection behind one TAP client: what it is called, and its frames as they come.
+#
+# Source: UPR reference 2.1; TAP reference 7.
+
+
+#: Before the client's name, as ep-engine has it and a node of ours.
+PREFIX = b"eq_tapq:"
+
+#: Producers of today take no longer name of a connection.
+NAME_MAX_BYTES = 200
+
+_DIGEST_CHARS = 32
+
+
+def connection_name(name: bytes, suffix: bytes = b"") -> bytes:
+    """Return what the UPR connection of a TAP client is called; long names end in a digest."""
+    whole = PREFIX + name + suffix
+    if len(whole) <= NAME_MAX_BYTES:
+        return whole
+    digest = hashlib.sha256(whole).hexdigest()[:_DIGEST_CHARS].encode()
+    return whole[: NAME_MAX_BYTES - _DIGEST_CHARS - 1] + b"~" + digest
+
+
+class ProducerSession(NodeSession):
+    """A `NodeSession` whose streams are passed on as frames."""
+
+    ack_share = 1 / 4
+
+    def __init__(
+        self,
+        place: str,
+        buffer_bytes: int,
+        credentials: Credentials | None = None,
+        *,
+        tls: bool = False,
+    ) -> None:
+        super().__init__(
+            place,
+            "",
+            buffer_bytes=buffer_bytes,
+            noop_interval_s=NOOP_INTERVAL_S,
+            credentials=credentials,
+            tls=tls,
+        )
+        self.passer = FramePasser(place)
+        self.decoder = self.passer
+
+    def take(self, data: bytes) -> Iterator[Event]:
+        """Return what `FramePasser.take` yields; keep-alives are answered."""
+        for event in self.passer.take(data):
+            if type(event) is RequestFrame:
+                self._to_send.append(keep_alive_answer(event.opcode, event.opaque))
+            else:
+                yield event
+
+    def send(self, frame: RequestFrame | ResponseFrame) -> None:
+        """Have a frame sent that is not a question of a task."""
+        self._to_send.append(frame.encode())
+
+
+# --- tap questions --------------------------------------------------------------------------------
+# What the TAP adapter asks a producer beside its streams, one task for each question.
+#
+# Any producer since UPR 3.0 will do, so every question has a way round for who does not know it:
+# the statistics tell what GET_ALL_VB_SEQNOS (4.0) tells, controls that are refused are done
+# without, and single documents are only asked of a node of ours.
+#
+# Source: UPR reference 2.1, 2.11, 6 and 6.1; ``docs/extensions.md``, GET_VERSION.
+
+
+#: Interval of keep-alives; the shortest that 2014's documents allow.
+NOOP_INTERVAL_S = 20.0
+
+_LIVING = (VBucketState.ACTIVE, VBucketState.REPLICA, VBucketState.PENDING)
+_STATES = {state.name.lower(): state for state in _LIVING}
+_VBUCKET_ROW = re.compile(r"vb_([0-9]{1,5})(?::(high_seqno))?")
+_VBUCKET_MAX = 0xFFFF
+
+#: Refusals of a question that another one may replace.
+_UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.INVALID_ARGUMENTS, Status.NOT_SUPPORTED})
+
+
+class Statistics(NamedTuple):
+    """A task yields this to be given the rows of a group, or ``None`` if it is refused."""
+
+    group: str
+
+
+def handshake(session: NodeSession, name: bytes, buffer_bytes: int, *, values: bool) -> Task:
+    """Open the connection; who does not know "no values" sends them.
+
+    Raises:
+        OpenRefused: the producer does not want us.
+    """
+    yield from session.opening.log_in(in_turns=True)
+    asked = features.TAP_UPSTREAM
+    hello = asked.hello(b"uprmc tap-adapter/" + __version__.encode())
+    _, opened = yield Ask([hello, asked.open(name, 0 if values else OpenFlag.NO_VALUE)])
+    if opened.status == Status.INVALID_ARGUMENTS and not values:
+        (opened,) = yield Ask([asked.open(name)])
+    if opened.status:
+        raise OpenRefused(f"{session.place} refuses a UPR connection: {opened.reason}")
+    controls = asked.controls(buffer_bytes=buffer_bytes, interval_s=NOOP_INTERVAL_S)
+    answers = yield Ask(controls)
+    session.grant(features.granted(controls, answers))
+    session.has_versions = features.is_ours(session.granted)
+    session.open = True
+
+
+# --- where vBuckets stand -------------------------------------------------------------------------
+
+
+def survey(session: NodeSession, numbers: Sequence[int] | None) -> Task:
+    """Return the `Standing` of each of the vBuckets that are there, by number; ``None`` = all.
+
+    Raises:
+        ProducerError: no such question is answered, or the answer makes no sense.
+    """
+    places = yield from _by_seqnos()
+    if places is None:
+        places = yield from _by_statistics()
+    if places is None:
+        raise ProducerError(
+            f"the upstream at {session.place} does not tell its vBuckets, neither by "
+            "GET_ALL_VB_SEQNOS nor by statistics"
+        )
+    wanted = sorted(places if numbers is None else places.keys() & set(numbers))
+    logs = yield Ask([RequestFrame(Opcode.UPR_GET_FAILOVER_LOG, vbucket=n) for n in wanted])
+    found: dict[int, Standing] = {}
+    for number, answer in zip(wanted, logs, strict=True):
+        if answer.status == Status.NOT_MY_VBUCKET:
+            continue  # it has gone meanwhile
+        if answer.status:
+            raise ProducerError(
+                f"the upstream at {session.place} does not tell the failover log of vBucket "
+                f"{number}: {answer.reason}"
+            )
+        state, high_seqno = places[number]
+        found[number] = Standing(state, high_seqno, session.decoder.log(answer, number)[0].uuid)
+    return found
+
+
+def _by_seqnos() -> Task:
+    answers = yield Ask(
+        [
+            RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=VBUCKET_SEQNOS_EXTRAS.pack(state))
+            for state in _LIVING
+        ]
+    )
+    if any(answer.status in _UNKNOWN for answer in answers):
+        return None
+    found: dict[int, tuple[int, int]] = {}
+    for state, answer in zip(_LIVING, answers, strict=True):
+        found.update((number, (int(state), seqno)) for number, seqno in _seqnos(answer))
+    return found
+
+
+def _seqnos(answer: ResponseFrame) -> list[tuple[int, int]]:
+    if answer.status:
+        raise ProducerError(f"the upstream does not tell its seqnos: {answer.reason}")
+    try:
+        return decode_vbucket_seqnos(answer.value)
+    except RemoteProtocolError as error:
+        raise ProducerError(f"the upstream sent a torn list of seqnos: {error}") from None
+
+
+def _by_statistics() -> Task:
+    states = yield Statistics("vbucket")
+    seqnos = yield Statistics("vbucket-seqno")
+    if states is None or seqnos is None:
+        return None
+    highs = _high_seqnos(seqnos)
+    found: dict[int, tuple[int, int]] = {}
+    for name, text in states.items():
+        matched = _VBUCKET_ROW.fullmatch(name)
+        number = int(matched[1]) if matched and not matched[2] else -1
+        if number in highs and text in _STATES:
+            found[number] = (int(_STATES[text]), highs[number])
+    return found
+
+
+def _high_seqnos(rows: Mapping[str, str]) -> dict[int, int]:
+    """Return one column of ``vbucket-seqno``."""
+    found: dict[int, int] = {}
+    for name, text in rows.items():
+        matched = _VBUCKET_ROW.fullmatch(name)
+        plausible = matched and matched[2] and re.fullmatch(r"[0-9]{1,20}", text)
+        if matched and plausible and int(matched[1]) <= _VBUCKET_MAX:
+            found[int(matched[1])] = min(int(text), SEQNO_MAX)
+    return found
+
+
+# --- single documents -----------------------------------------------------------------------------
+
+
+def fetch(session: NodeSession, number: int, keys: Sequence[bytes]) -> Task:
+    """Return the newest version of each key, in order; ``None`` = it cannot be had there.
+
+    Raises:
+        ProducerError: an answer makes no sense.
+    """
+    if not session.has_versions:
+        return None  # many hang up on a command that they do not know
+    answers = yield Ask([undo.question(number, key) for key in keys])
+    found: list[Item] = []
+    for key, answer in zip(keys, answers, strict=True):
+        try:
+            version = undo.version(key, answer)
+        except undo.Refused:
+            return None
+        except RemoteProtocolError as error:
+            words = f"the upstream at {session.place} sent a torn document: {error}"
+            raise ProducerError(words) from None
+        found.append(_missing(key) if version.item is None else version.item)
+    return found
+
+
+def _missing(key: bytes) -> Item:
+    return Item(key, None, 0, 0, 0, 0, 0, life=Life.DELETED)
+
+
+# --- tap upstream ---------------------------------------------------------------------------------
+
 
 #: So much is received ahead of a client; small, for there may be many of them.
 BUFFER_BYTES = 1024 * 1024

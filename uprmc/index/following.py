@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
 
-from uprmc.client.twisted_link import MakeEndpoint
+from uprmc.client.twisted_client import MakeEndpoint
 from uprmc.config import IndexSettings
 from uprmc.index.errors import Damaged, GivenUp, RolledBack
 from uprmc.index.index_file import Facts, OpenFile

@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.client.twisted_link import MakeEndpoint, over_tcp
+from uprmc.client.twisted_client import MakeEndpoint, over_tcp
 from uprmc.login.credentials import Credentials
 from uprmc.remote import features
 from uprmc.remote.blocking import KeptConnections

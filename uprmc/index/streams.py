@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 from twisted.internet.defer import ensureDeferred
 
 from uprmc.client.errors import ClientError
-from uprmc.client.twisted_client import TwistedUprClient
-from uprmc.client.twisted_link import MakeEndpoint
+from uprmc.client.twisted_client import MakeEndpoint, TwistedUprClient
 from uprmc.index.errors import WentBack
 from uprmc.index.source import Source
 from uprmc.index.updater import IndexHandler, IndexState, Stopped, Updater

@@ -23,9 +23,16 @@ from twisted.python.failure import Failure
 from twisted.web.server import Request
 from zope.interface import implementer  # type: ignore[import-untyped]
 
-from uprmc.client.change_fields import Rollback, Shown, SnapshotBegin, SnapshotEnd, as_fields
 from uprmc.client.errors import NotActive
-from uprmc.client.handler import Change, Handler
+from uprmc.client.handler import (
+    Change,
+    Handler,
+    Rollback,
+    Shown,
+    SnapshotBegin,
+    SnapshotEnd,
+    as_fields,
+)
 from uprmc.client.state import Saved
 from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.config import HttpSettings
