@@ -272,9 +272,8 @@ class UprCore:
                 batches.append(event)
             elif type(event) is Accepted:
                 self._accepted(event.stream)
-        first = () if writer.writes_after else batches
-        if first or (batches and writer.is_behind):
-            yield from writer.write(first)
+        if batches and not writer.writes_after:
+            yield from writer.write(batches)
         handed_over = False
         try:
             for event in events:

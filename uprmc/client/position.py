@@ -302,8 +302,8 @@ class PositionWriter:
     It has the ring entries of a batch, which come before the batch is handed over, and with them
     the places reached by the batches before (row D44); what was reached last follows by itself when
     nothing more comes. Where nothing can come between, because the handler's own writes are in the
-    same transaction, or the state dies with the process, the batch is handed over first, and the
-    commit has its place, too.
+    same transaction, which is durable at once, or the state dies with the process, the batch is
+    handed over first, and the commit has its place, too.
 
     A place inside of a snapshot is written only if the handler can make durable what it was told so
     far, or shares its transaction with the state; otherwise its last whole snapshot is (row D45).
@@ -326,11 +326,11 @@ class PositionWriter:
         self._durable: Callable[[], Any] | None = getattr(handler, "durable", None)
         self.shared = bool(getattr(state, "shared", False))
         self._inside = self._durable is not None or self.shared
-        self.writes_after = self.shared or (
-            type(state) is MemoryState and self._durable is None and not self._native
-        )
         self._durable_later: Callable[[int], Saved | None] | None
         self._durable_later = getattr(state, "durable_of", None)
+        self.writes_after = (self.shared and self._durable_later is None) or (
+            type(state) is MemoryState and not self._inside and not self._native
+        )
         self._dirty: dict[int, Place] = {}
         self._boundaries: dict[int, list[int]] = {}
 
