@@ -14,6 +14,7 @@ from tests.upr import peer
 from tests.upr.peer import Frame, response
 from uprmc.client.core import Options, UprCore
 from uprmc.client.handler import Handler
+from uprmc.client.state import MemoryState
 
 PLACE = "fake:1"
 SEQNOS, LOG_ANYWHERE, GET_META = 0x48, 0x96, 0xA0
@@ -95,7 +96,7 @@ class Joined:
         self,
         handler: Handler,
         producer: FakeProducer,
-        state: CrashingState | None = None,
+        state: MemoryState | None = None,
         **options: Any,
     ) -> None:
         self.state = state or CrashingState()

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.client.consumer_world import Mirror
+from tests.client.consumer_world import CrashingState, Mirror
 from tests.client.fake_producer import FakeProducer, Joined, accepted, rollback
 from tests.upr import peer
 from tests.upr.peer import Frame, frame, marker, mutation
 from uprmc.client.errors import ClientError, NotANode, OpenRefused, ProducerError
+from uprmc.client.state import MemoryState
 from uprmc.protocol.opcodes import FRAME_MAX_BYTES
 from uprmc.remote.history import LOG_MAX_ENTRIES
 
@@ -125,6 +126,26 @@ def test_frames_of_a_stream_that_has_ended_are_dropped() -> None:
     end = frame(peer.STREAM_END, extras=struct.pack(">I", 2), opaque=opaque)
     joined.say(end, marker(0, opaque, 4, 4), mutation(0, opaque, 4, b"late"))
     assert len(mirror.changes) == 3
+
+
+@pytest.mark.acceptance("D44")
+@pytest.mark.parametrize("kind", ["own file", "shared transaction", "memory"])
+def test_what_comes_together_with_the_end_of_its_stream_can_be_undone(kind: str) -> None:
+    state = MemoryState() if kind == "memory" else CrashingState()
+    if kind == "shared transaction":
+        state.shared = True  # type: ignore[attr-defined]
+    asked: list[Frame] = []
+
+    def stream(request: Frame) -> bytes:
+        asked.append(request)
+        return accepted(request, then=marker(0, request.opaque, 0, 1) if len(asked) == 1 else b"")
+
+    joined = Joined(Mirror(), FakeProducer(stream), state)
+    joined.settle()
+    opaque = asked[0].opaque
+    end = frame(peer.STREAM_END, extras=struct.pack(">I", 2), opaque=opaque)
+    joined.say(mutation(0, opaque, 1, b"k"), end)
+    assert (1, b"k") in joined.core.writer.state.ring_after(0, 0)
 
 
 # --- answers --------------------------------------------------------------------------------------

@@ -21,17 +21,18 @@ from uprmc.cli.documents import check_key, client_of
 from uprmc.cli.node_access import NodeAccess, talks_to_a_node
 from uprmc.cli.shown import readable, time_text
 from uprmc.client.blocking import UprClient
-from uprmc.client.change_fields import (
+from uprmc.client.connection import NodeError
+from uprmc.client.errors import RollbackRefused
+from uprmc.client.follow import RollbackWord
+from uprmc.client.handler import (
+    Change,
+    Handler,
     Rollback,
     Shown,
     SnapshotBegin,
     SnapshotEnd,
     as_fields,
 )
-from uprmc.client.connection import NodeError
-from uprmc.client.errors import RollbackRefused
-from uprmc.client.follow import RollbackWord
-from uprmc.client.handler import Change, Handler
 from uprmc.client.options import Start
 from uprmc.client.position import Position
 from uprmc.errors import ConfigError

@@ -274,17 +274,23 @@ class UprCore:
                 self._accepted(event.stream)
         if batches and not writer.writes_after:
             yield from writer.write(batches)
+        for event in events:
+            if type(event) is not Batch:
+                yield from self._deal_with_other(session, event)
+            elif writer.writes_after:
+                yield from self._hand_over_and_write(session, event)
+            else:
+                yield from self._hand_over(session, event)
+
+    def _hand_over_and_write(self, session: NodeSession, batch: Batch) -> Task:
+        """Write a batch at once: what comes next may send its stream back."""
         handed_over = False
         try:
-            for event in events:
-                if type(event) is Batch:
-                    yield from self._hand_over(session, event)
-                else:
-                    yield from self._deal_with_other(session, event)
+            yield from self._hand_over(session, batch)
             handed_over = True
         finally:
-            if batches and writer.writes_after and (handed_over or not writer.shared):
-                yield from writer.write(batches)
+            if handed_over or not self.writer.shared:
+                yield from self.writer.write((batch,))
 
     def _accepted(self, stream: StreamState) -> None:
         """Take over the node's log, before anything of the stream is written or handed over."""

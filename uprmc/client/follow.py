@@ -31,13 +31,12 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.position import Place, PositionWriter
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState
-from uprmc.protocol.binary import GET_REPLY_EXTRAS
 from uprmc.protocol import control
+from uprmc.protocol.binary import GET_REPLY_EXTRAS
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import GET_META_REPLY_EXTRAS
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
-from uprmc.remote import features
 from uprmc.remote.registering import Purged
 from uprmc.remote.stream import StreamState
 from uprmc.remote.undo import Refused, question, undo, version

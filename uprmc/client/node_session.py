@@ -439,9 +439,7 @@ class NodeSession:
     def tick(self, now: float) -> None:
         """Notice a node that has vanished."""
         limit_s = self.opening.noop_interval_s * _SILENCE_INTERVALS + _SILENCE_SLACK_S
-        known = (
-            not self.open or {control.KEEP_ALIVES, control.KEEP_ALIVE_INTERVAL} <= self.granted
-        )
+        known = not self.open or {control.KEEP_ALIVES, control.KEEP_ALIVE_INTERVAL} <= self.granted
         if self.silence.lasts(now, limit_s) and known and self.error is None:
             self.error = ConnectionLost(f"the node at {self.place} is silent for {limit_s:g} s")
 

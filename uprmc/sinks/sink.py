@@ -8,8 +8,7 @@ from typing import Any
 
 import orjson
 
-from uprmc.client.change_fields import as_fields
-from uprmc.client.handler import Change, Document, Handler
+from uprmc.client.handler import Change, Document, Handler, as_fields
 from uprmc.client.state import StateStore
 from uprmc.errors import UprmcError
 from uprmc.remote.json_fields import exact, text_or_base64
