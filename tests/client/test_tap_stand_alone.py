@@ -20,8 +20,7 @@ from uprmc.client.tap_state import MemoryKeeper
 from uprmc.client.tap_upstream import RemoteUpstream, connection_name
 from uprmc.config import TapSettings
 from uprmc.tap_adapter.names import Names
-from uprmc.tap_adapter.session import TapSession
-from uprmc.tap_adapter.tap_registry import TapRegistry
+from uprmc.tap_adapter.session import TapRegistry, TapSession
 from uprmc.tap_adapter.upstream import Upstream
 
 LIVE = t.BACKFILL | t.SUPPORT_ACK | t.FIX_FLAGS

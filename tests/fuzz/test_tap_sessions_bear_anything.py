@@ -13,7 +13,7 @@ from tests.fuzz import grammar, tap_grammar
 from tests.fuzz.harness import Fuzz, run
 from uprmc.tap_adapter.consumer import TapConsumer
 from uprmc.tap_adapter.producer import TapProducer
-from uprmc.tap_adapter.tap_registry import TapRegistry
+from uprmc.tap_adapter.session import TapRegistry
 
 _SHARE = 2_500
 _SEEDS = range(max(1, int(os.environ.get("UPRMC_FUZZ_FRAMES", "20000")) // (2 * _SHARE)))

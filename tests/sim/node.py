@@ -71,9 +71,9 @@ SMALL = (
     ("uprmc.tap_adapter.feed", "PULL_BYTES", 400),
     ("uprmc.tap_adapter.feed", "KEPT_BYTES", 600),
     ("uprmc.tap_adapter.window", "STRETCHES_MAX", 4),
-    ("uprmc.tap_adapter.batch", "SAVE_INTERVAL_S", 0.1),
-    ("uprmc.tap_adapter.corrections", "FETCHED_AT_ONCE", 2),
-    ("uprmc.tap_adapter.document_fetch", "PORTION_KEYS", 2),
+    ("uprmc.tap_adapter.producer", "SAVE_INTERVAL_S", 0.1),
+    ("uprmc.tap_adapter.openings", "FETCHED_AT_ONCE", 2),
+    ("uprmc.tap_adapter.local", "PORTION_KEYS", 2),
 )
 
 

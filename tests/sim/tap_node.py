@@ -14,7 +14,7 @@ from uprmc.kv.services import Services
 from uprmc.protocol.tap import Connect
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.tap_adapter.producer import TapProducer
-from uprmc.tap_adapter.tap_registry import Opened
+from uprmc.tap_adapter.session import Opened
 
 
 class TapNode(ReplicaNode):

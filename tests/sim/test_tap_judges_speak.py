@@ -24,17 +24,15 @@ from uprmc.errors import TemporaryFailure
 from uprmc.protocol.opcodes import Opcode
 from uprmc.tap_adapter import consumer as consumer_module
 from uprmc.tap_adapter import feed as feed_module
-from uprmc.tap_adapter.batch import SavedBatch
-from uprmc.tap_adapter.consumer import TapConsumer
+from uprmc.tap_adapter.consumer import Boundaries, TapConsumer
+from uprmc.tap_adapter.conversation import SendQueue, TapStream
 from uprmc.tap_adapter.cursor import Cursor
 from uprmc.tap_adapter.feed import Feed
-from uprmc.tap_adapter.item_messages import TapForm
 from uprmc.tap_adapter.local import LocalUpstream
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.openings import Openings
-from uprmc.tap_adapter.push_boundaries import Boundaries
-from uprmc.tap_adapter.send_queue import SendQueue
-from uprmc.tap_adapter.stream import TapStream
+from uprmc.tap_adapter.producer import SavedBatch
+from uprmc.tap_adapter.translate import TapForm
 from uprmc.tap_adapter.window import Control, Refused, Window
 
 pytestmark = pytest.mark.sim

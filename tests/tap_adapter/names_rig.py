@@ -8,9 +8,9 @@ from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import Connect, ConnectFlag
 from uprmc.tap_adapter.cursor import (
     Cursor,
+    decode_position,
 )
 from uprmc.tap_adapter.names import Names, TapName
-from uprmc.tap_adapter.position_document import decode
 
 LIVE = ConnectFlag.SUPPORT_ACK | ConnectFlag.CHECKPOINT
 REGISTERED = LIVE | ConnectFlag.REGISTERED_CLIENT
@@ -60,7 +60,7 @@ class Place:
         self.now = 5.0 + self.now
 
     def on_disk(self, name: bytes) -> dict[int, Cursor]:
-        return decode(self.keeper.documents[name]).cursors
+        return decode_position(self.keeper.documents[name]).cursors
 
 
 def moved(known: TapName, acked: int = 10) -> Cursor:

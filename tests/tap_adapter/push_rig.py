@@ -18,8 +18,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Warmup
 from uprmc.model import Item, VBucketState
-from uprmc.tap_adapter.consumer import TapConsumer
-from uprmc.tap_adapter.pushes import Pushes
+from uprmc.tap_adapter.consumer import Pushes, TapConsumer
 from uprmc.upr.hub import Hub
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState

@@ -14,8 +14,8 @@ from uprmc.model import Item, Life, VBucketState
 from uprmc.protocol.header import decode_frame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.tap import TapFlag, TapMessage, decode_message
-from uprmc.tap_adapter.change import Action, Change, change_of
-from uprmc.tap_adapter.item_messages import TapForm, swapped_flags, version_message
+from uprmc.tap_adapter.consumer import Action, Change, change_of
+from uprmc.tap_adapter.translate import TapForm, swapped_flags, version_message
 
 U8, U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
 ORDER, NO_VALUE = int(TapFlag.NETWORK_BYTE_ORDER), int(TapFlag.NO_VALUE)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.tap_adapter.upr_pieces import CUT_FRAMES, MUTATION, VBUCKET, Frame, read_messages, split
 from uprmc.model import Item, Life
-from uprmc.tap_adapter.item_messages import TapForm, version_message, with_ack
-from uprmc.tap_adapter.translate import translate_run
+from uprmc.tap_adapter.translate import TapForm, translate_run, version_message, with_ack
 
 FORMS = [TapForm(*choice) for choice in product((False, True), repeat=2)]
 

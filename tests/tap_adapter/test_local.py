@@ -11,8 +11,7 @@ from uprmc.model import SEQNO_MAX, Item, Life, SnapshotRange, VBucketState
 from uprmc.protocol.opcodes import Status
 from uprmc.protocol.upr import StreamRequest, decode_failover_log
 from uprmc.record import pack
-from uprmc.tap_adapter.document_fetch import PORTION_KEYS, TRIES
-from uprmc.tap_adapter.local import PREFIX, LocalUpstream
+from uprmc.tap_adapter.local import PORTION_KEYS, PREFIX, TRIES, LocalUpstream
 from uprmc.tap_adapter.upstream import Standing, Upstream
 
 FROM_0 = StreamRequest(0, 0, SEQNO_MAX, 0, 0, 0)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kv.harness import Rig
 from uprmc.storage.interface import Batch
-from uprmc.tap_adapter.local_keeper import COUNT_NAME, PLACES_MAX, LocalKeeper
+from uprmc.tap_adapter.local import COUNT_NAME, PLACES_MAX, LocalKeeper
 
 
 def kept(rig: Rig) -> dict[bytes, bytes]:

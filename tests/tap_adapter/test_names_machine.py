@@ -17,9 +17,8 @@ from uprmc.config import TapSettings
 from uprmc.errors import TemporaryFailure
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import Connect, ConnectFlag
-from uprmc.tap_adapter.cursor import Cursor
+from uprmc.tap_adapter.cursor import Cursor, decode_position
 from uprmc.tap_adapter.names import Names, TapName
-from uprmc.tap_adapter.position_document import decode
 
 KEEPALIVE_S = 10
 EXPIRY_S = 100
@@ -282,7 +281,7 @@ class Machine(RuleBasedStateMachine):
         self.now = 50
         self.swept_at = None
         self.disk_failed = False
-        found = {name: decode(text) for name, text in self.keeper.documents.items()}
+        found = {name: decode_position(text) for name, text in self.keeper.documents.items()}
         for name, place in self.confirmed.items():
             assert found[name].cursors[0].acked >= place if place else name in found
         self.streams.clear()

@@ -11,8 +11,7 @@ from uprmc.config import TapSettings
 from uprmc.errors import TemporaryFailure
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import ConnectFlag
-from uprmc.tap_adapter.cursor import Cursor
-from uprmc.tap_adapter.position_document import decode, encode
+from uprmc.tap_adapter.cursor import Cursor, decode_position, encode_position
 
 
 @pytest.mark.acceptance("D56")
@@ -105,7 +104,7 @@ def test_a_slow_disk_prolongs_no_position() -> None:
     place.leave(known)
     place.tick(50.0)
     place.keeper.finish_all()
-    assert decode(place.keeper.documents[b"backup"]).seen_s == left_at
+    assert decode_position(place.keeper.documents[b"backup"]).seen_s == left_at
 
 
 def test_an_expired_position_is_removed_from_disk() -> None:
@@ -147,7 +146,7 @@ def test_who_stays_connected_for_long_does_not_expire_by_a_crash() -> None:
 
 def test_a_clock_that_was_wrong_keeps_nobody_for_ever() -> None:
     place = Place(TapSettings(registered_expiry_s=1_000.0))
-    document = encode({3: Cursor()}, UNIX * 2)
+    document = encode_position({3: Cursor()}, UNIX * 2)
     place.keeper.documents[b"backup"] = document
     place.restart()
     place.tick()
@@ -315,7 +314,7 @@ def test_a_backfill_is_no_checkpoint_to_restart() -> None:
 
 def test_a_document_that_cannot_be_read_makes_the_name_unknown() -> None:
     place = Place()
-    whole = encode({3: Cursor()}, UNIX)
+    whole = encode_position({3: Cursor()}, UNIX)
     place.keeper.documents = {b"torn": whole[:-1], b"\xff": b"", b"good": whole}
     place.restart()
     assert [known.name for known in place.names] == [b"good"]
@@ -349,7 +348,7 @@ def test_a_document_that_cannot_be_read_goes_with_its_name() -> None:
 
 def test_more_documents_than_names_are_kept_and_nobody_new_is_taken() -> None:
     place = Place(TapSettings(names=1))
-    place.keeper.documents = {name: encode({}, UNIX) for name in (b"a", b"b")}
+    place.keeper.documents = {name: encode_position({}, UNIX) for name in (b"a", b"b")}
     place.restart()
     assert len(place.names) == 2
     assert place.connect(b"b", REGISTERED).registered

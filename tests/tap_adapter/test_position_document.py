@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc.model import SnapshotRange
-from uprmc.tap_adapter.cursor import Cursor
-from uprmc.tap_adapter.position_document import decode, encode
+from uprmc.tap_adapter.cursor import Cursor, decode_position, encode_position
 
 _NUMBER = st.integers(0, 2**64 - 1)
 
@@ -50,7 +49,7 @@ def changed(column: int, value: object) -> list[object]:
 
 @given(_POSITIONS, st.floats(0, 1e11))
 def test_a_position_is_read_as_it_was_written(cursors: dict[int, Cursor], seen_s: float) -> None:
-    found = decode(encode(cursors, seen_s))
+    found = decode_position(encode_position(cursors, seen_s))
     assert found.cursors == cursors
     assert found.seen_s == seen_s
     assert [list(cursor.closed) for cursor in found.cursors.values()] == [
@@ -62,33 +61,33 @@ def test_a_position_is_read_as_it_was_written(cursors: dict[int, Cursor], seen_s
 def test_a_document_with_a_bit_turned_is_refused(
     cursors: dict[int, Cursor], data: st.DataObject
 ) -> None:
-    torn = bytearray(encode(cursors, 1.5))
+    torn = bytearray(encode_position(cursors, 1.5))
     place = data.draw(st.integers(0, len(torn) * 8 - 1))
     torn[place // 8] ^= 1 << place % 8
     with pytest.raises(ValueError, match=r"^it|^its"):
-        decode(bytes(torn))
+        decode_position(bytes(torn))
 
 
 @given(_POSITIONS, st.data())
 def test_the_beginning_of_a_document_is_refused(
     cursors: dict[int, Cursor], data: st.DataObject
 ) -> None:
-    whole = encode(cursors, 1.5)
+    whole = encode_position(cursors, 1.5)
     with pytest.raises(ValueError, match=r"^it"):
-        decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
+        decode_position(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 @given(st.binary(max_size=200))
 def test_foreign_bytes_are_refused_in_one_line(foreign: bytes) -> None:
     with pytest.raises(ValueError, match=r"^it") as caught:
-        decode(foreign)
+        decode_position(foreign)
     assert "\n" not in str(caught.value)
 
 
 @given(st.binary(max_size=60))
 def test_a_foreign_version_is_named_in_one_short_line(version: bytes) -> None:
     with pytest.raises(ValueError, match=r"^it") as caught:
-        decode(b"uprmc-tap-position %b 00000000\n{}" % version)
+        decode_position(b"uprmc-tap-position %b 00000000\n{}" % version)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 150
 
@@ -105,13 +104,13 @@ _JSON = st.recursive(
 @given(_JSON)
 def test_other_json_under_a_right_checksum_is_refused_or_read(body: object) -> None:
     try:
-        decode(document(body))
+        decode_position(document(body))
     except ValueError as error:
         assert "\n" not in str(error)  # noqa: PT017  # either is right
 
 
 def test_a_right_row_is_read() -> None:
-    found = decode(document({"seen_s": 1, "cursors": [ROW]}))
+    found = decode_position(document({"seen_s": 1, "cursors": [ROW]}))
     assert found.cursors == {3: Cursor(7, 10, SnapshotRange(5, 12), 12, 1, {0: 5}, True, 0, 5)}
 
 
@@ -146,10 +145,10 @@ def test_a_right_row_is_read() -> None:
 )
 def test_a_form_that_was_never_written_is_refused(body: object) -> None:
     with pytest.raises(ValueError, match="does not have the form"):
-        decode(document(body))
+        decode_position(document(body))
 
 
 def test_deep_json_is_refused() -> None:
     body = b"[" * 100_000
     with pytest.raises(ValueError, match="does not have the form"):
-        decode(b"uprmc-tap-position 1 %08x\n%b" % (crc32(body), body))
+        decode_position(b"uprmc-tap-position 1 %08x\n%b" % (crc32(body), body))

@@ -10,7 +10,7 @@ import pytest
 from tests.tap_adapter.fake_upstream import FakeNode
 from tests.tap_adapter.tap_peer import ACK, CHECKPOINT, DUMP, REGISTERED, Line, Peer, Rig
 from uprmc.protocol.opcodes import EndReason
-from uprmc.tap_adapter.corrections import FETCHED_AT_ONCE
+from uprmc.tap_adapter.openings import FETCHED_AT_ONCE
 
 pytestmark = pytest.mark.acceptance("D56")
 

@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.tap_adapter.ring import Ring
+from uprmc.tap_adapter.names import Ring
 
 
 def test_the_keys_of_runs_above_a_seqno_come_in_the_order_they_were_sent() -> None:

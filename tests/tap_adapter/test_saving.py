@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tap_adapter.fake_keeper import FakeKeeper
-from uprmc.tap_adapter.saving import WAITING_MAX, Saves
+from uprmc.tap_adapter.names import WAITING_MAX, Saves
 
 
 def test_documents_are_found_at_the_start() -> None:

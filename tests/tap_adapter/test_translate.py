@@ -30,8 +30,7 @@ from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import snapshot_marker
 from uprmc.record import pack
-from uprmc.tap_adapter.item_messages import TapForm, with_ack
-from uprmc.tap_adapter.translate import Run, take_frame, translate_run
+from uprmc.tap_adapter.translate import Run, TapForm, take_frame, translate_run, with_ack
 from uprmc.upr.frames import Form, ItemWriter
 from uprmc.upr.peer import UprRequest
 

@@ -38,10 +38,9 @@ from uprmc.server.net.listener import Listener, listen, tls_options
 from uprmc.server.system import SystemClock
 from uprmc.server.work.periodic import TapDriver
 from uprmc.server.work.turns import LongWork, WakeList
-from uprmc.tap_adapter.client_rows import all_clients
 from uprmc.tap_adapter.names import Names
-from uprmc.tap_adapter.session import TapSession
-from uprmc.tap_adapter.tap_registry import TapRegistry
+from uprmc.tap_adapter.producer import all_clients
+from uprmc.tap_adapter.session import TapRegistry, TapSession
 from uprmc.tap_adapter.upstream import Standing, Upstream
 
 #: Whoever has not taken his last bytes by then is cut off.

@@ -1,11 +1,11 @@
 """The consumer's side of TAP: a legacy master pushes its messages into our vBuckets.
 
-Job: carry out what a message asks (`change.change_of` says what that is), and answer by the
+Job: carry out what a message asks (`change_of` says what that is), and answer by the
 rules of such consumers: when an ACK is asked for, and whenever a message was refused. The engine
 does the rest in its own words: `engine.replica` takes the versions.
 
-Neighbours: a binary session hands the messages of its connection in; `push_boundaries` knows which
-snapshot is open; `pushes` is where all connections are counted.
+Neighbours: a binary session hands the messages of its connection in; `Boundaries` knows which
+snapshot is open; `Pushes` is where all connections are counted.
 
 What a refusal does to the master: 0x86 has it send the message again after a pause, anything else
 has it hang up at once. So 0x86 is for what passes: no room, a full disk, warm-up, and a document
@@ -30,6 +30,9 @@ Source: TAP reference, sections 2, 4, 5, 8, 9 and 11.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import NamedTuple
 
 from uprmc.engine.replica import begin_anew, flush_all, outrank, overwrite
 from uprmc.engine.vbucket import VBucket
@@ -46,9 +49,12 @@ from uprmc.errors import (
     TemporaryFailure,
     TooLarge,
 )
-from uprmc.model import VBucketState
+from uprmc.model import Item, Life, VBucketState
 from uprmc.protocol.opcodes import KEY_MAX_BYTES, STATUS_TEXT, Opcode, Status
 from uprmc.protocol.tap import (
+    TAP_CHECKPOINT_VALUE,
+    TAP_MUTATION_SPECIFIC,
+    TAP_REVISION_SPECIFIC,
     TAP_WORD_SPECIFIC,
     TapFlag,
     TapMessage,
@@ -56,10 +62,397 @@ from uprmc.protocol.tap import (
     decode_message,
     tap_answer,
 )
-from uprmc.tap_adapter.change import Action, Change, change_of
-from uprmc.tap_adapter.push_boundaries import Boundaries
-from uprmc.tap_adapter.pushes import PushCounters, Pushes
+from uprmc.tap_adapter.translate import swapped_flags
 from uprmc.upr.hub import Hub
+
+# --- change ---------------------------------------------------------------------------------------
+# What a TAP message means to its receiver: a table from pushed messages to changes.
+#
+# =============================  ===================================================================
+# MUTATION with a revision       `Action.STORE`: overwrite; CAS, revision, flags, expiration are
+# kept MUTATION without one           the same as a client's set: CAS and revision of this node
+# DELETE with, without           `Action.REMOVE`, likewise; revision 0 counts as 1 FLUSH
+# `Action.FLUSH`: all vBuckets OPAQUE 1                       `Action.RESET`: empty the vBucket, a
+# backfill follows OPAQUE 8                       `Action.END_BACKFILL` OPAQUE 2
+# `Action.FOLLOW_CHECKPOINTS` OPAQUE, any other              `Action.NOTHING` VBUCKET_SET
+# `Action.SET_STATE` CHECKPOINT_START, _END         `Action.OPEN_CHECKPOINT`,
+# `Action.CLOSE_CHECKPOINT` =============================
+# ===================================================================
+#
+# What a UPR consumer would be told and TAP cannot: seqnos, the name of the history, where snapshots
+# end unless checkpoints are used, that a deletion was an expiry, datatypes.
+#
+# Note: flags of items come with their bytes swapped unless the message says otherwise;
+# `translate` swaps them on the way out.
+#
+# Source: TAP reference, sections 2, 4, 8, 9 and 11.
+
+
+class Action(Enum):
+    """What a message asks of a consumer."""
+
+    STORE = "store"
+    REMOVE = "remove"
+    FLUSH = "flush"
+    RESET = "reset"
+    END_BACKFILL = "end of backfill"
+    FOLLOW_CHECKPOINTS = "follow checkpoints"
+    SET_STATE = "set state"
+    OPEN_CHECKPOINT = "open checkpoint"
+    CLOSE_CHECKPOINT = "close checkpoint"
+    NOTHING = "nothing"
+
+
+class Change(NamedTuple):
+    """What a message means.
+
+    Attributes:
+        action: what to do.
+        vbucket: where; FLUSH: everywhere.
+        item: of STORE and REMOVE: the version, whose seqno is still to be given. Without a CAS (0)
+            it gets one here.
+        plain: of STORE and REMOVE: whether the sender told no revision, so that it is a client's
+            ordinary set or delete, with CAS and revision of this node.
+        number: of SET_STATE the `VBucketState`, of the checkpoints their id.
+        deleted_rev: of OPEN_CHECKPOINT: the highest revision of a deletion in the vBucket.
+    """
+
+    action: Action
+    vbucket: int
+    item: Item | None = None
+    plain: bool = False
+    number: int = 0
+    deleted_rev: int = 0
+
+
+#: Plain numbers: an enum's operations cost a microsecond each.
+_NO_VALUE, _NETWORK_BYTE_ORDER = int(TapFlag.NO_VALUE), int(TapFlag.NETWORK_BYTE_ORDER)
+
+#: nru of a document whose sender tells none, and the highest there is.
+_NRU_DEFAULT, _NRU_COLDEST = 2, 3
+
+_STATES = frozenset(VBucketState)
+
+_COMMANDS = {
+    TapOpaque.INITIAL_VBUCKET_STREAM: Action.RESET,
+    TapOpaque.CLOSE_BACKFILL: Action.END_BACKFILL,
+    TapOpaque.ENABLE_CHECKPOINT_SYNC: Action.FOLLOW_CHECKPOINTS,
+}
+
+
+def change_of(message: TapMessage) -> Change:
+    """Return what a message asks for; whether it may have it is the consumer's business.
+
+    Raises:
+        RemoteProtocolError: a state that is none, a checkpoint without an id, a document whose
+            value was left out, or no message of TAP: hang up.
+    """
+    read = _CHANGES.get(message.opcode)
+    if read is None:
+        raise RemoteProtocolError(f"no message of TAP: {message.opcode:#04x}")
+    return read(message)
+
+
+def _store(message: TapMessage) -> Change:
+    if message.flags & _NO_VALUE:
+        raise RemoteProtocolError("a document whose value was left out cannot be stored")
+    flags, specific = message.item_flags, message.specific
+    if not message.flags & _NETWORK_BYTE_ORDER:
+        flags = swapped_flags(flags)
+    plain = len(specific) < TAP_REVISION_SPECIFIC.size
+    rev = 0 if plain else TAP_REVISION_SPECIFIC.unpack_from(specific)[0]
+    nru = _NRU_DEFAULT
+    if len(specific) >= TAP_MUTATION_SPECIFIC.size:
+        _, told = TAP_MUTATION_SPECIFIC.unpack_from(specific)
+        nru = told if told <= _NRU_COLDEST else _NRU_DEFAULT
+    cas = 0 if plain else message.cas
+    item = Item(message.key, message.value, flags, message.expiration, cas, 0, rev, nru=nru)
+    return Change(Action.STORE, message.vbucket, item, plain)
+
+
+def _remove(message: TapMessage) -> Change:
+    plain = len(message.specific) < TAP_REVISION_SPECIFIC.size
+    rev = 0 if plain else TAP_REVISION_SPECIFIC.unpack_from(message.specific)[0] or 1
+    cas = 0 if plain else message.cas
+    item = Item(message.key, None, 0, 0, cas, 0, rev, life=Life.DELETED)
+    return Change(Action.REMOVE, message.vbucket, item, plain)
+
+
+def _flush(message: TapMessage) -> Change:
+    return Change(Action.FLUSH, message.vbucket)
+
+
+def _opaque(message: TapMessage) -> Change:
+    action = Action.NOTHING
+    if len(message.specific) == TAP_WORD_SPECIFIC.size:
+        (command,) = TAP_WORD_SPECIFIC.unpack(message.specific)
+        action = _COMMANDS.get(command, Action.NOTHING)
+    return Change(action, message.vbucket)
+
+
+def _set_state(message: TapMessage) -> Change:
+    if len(message.specific) != TAP_WORD_SPECIFIC.size:
+        raise RemoteProtocolError(f"a vBucket's state in {len(message.specific)} bytes")
+    (state,) = TAP_WORD_SPECIFIC.unpack(message.specific)
+    if state not in _STATES:
+        raise RemoteProtocolError(f"{state} is no state of a vBucket")
+    return Change(Action.SET_STATE, message.vbucket, number=state)
+
+
+def _checkpoint(message: TapMessage) -> Change:
+    if len(message.value) != TAP_CHECKPOINT_VALUE.size:
+        raise RemoteProtocolError(f"a checkpoint's id in {len(message.value)} bytes")
+    (checkpoint_id,) = TAP_CHECKPOINT_VALUE.unpack(message.value)
+    if message.opcode == Opcode.TAP_CHECKPOINT_END:
+        return Change(Action.CLOSE_CHECKPOINT, message.vbucket, number=checkpoint_id)
+    rev = 0
+    if len(message.specific) == TAP_REVISION_SPECIFIC.size:
+        (rev,) = TAP_REVISION_SPECIFIC.unpack(message.specific)
+    return Change(Action.OPEN_CHECKPOINT, message.vbucket, number=checkpoint_id, deleted_rev=rev)
+
+
+_CHANGES: dict[int, Callable[[TapMessage], Change]] = {
+    Opcode.TAP_MUTATION: _store,
+    Opcode.TAP_DELETE: _remove,
+    Opcode.TAP_FLUSH: _flush,
+    Opcode.TAP_OPAQUE: _opaque,
+    Opcode.TAP_VBUCKET_SET: _set_state,
+    Opcode.TAP_CHECKPOINT_START: _checkpoint,
+    Opcode.TAP_CHECKPOINT_END: _checkpoint,
+}
+
+
+# --- push boundaries ------------------------------------------------------------------------------
+# Where a pushing master's snapshots begin and end, as its messages tell on one connection.
+#
+# A master's backfill is one snapshot, and each of its checkpoints is one. Whatever lies between is
+# no state that the master had, so nobody who follows our copy by UPR may be shown it: the vBucket
+# is "receiving" (`VBucket.receiving`) from the first such version until a boundary comes.
+#
+# ======================== =========================================================================
+# message what it says of a snapshot that is open ========================
+# ========================================================================= OPAQUE 8 the backfill is
+# whole CHECKPOINT_START, id > 0  the backfill is whole; so is a checkpoint of a lower id that was
+# opened here. The same id again says nothing: it is sent once more from its start CHECKPOINT_END
+# the checkpoint is whole VBUCKET_SET active        whole, unless a backfill is going on: in a
+# takeover it is the last message ========================
+# =========================================================================
+#
+# A master that follows no checkpoints (no OPAQUE 2) and is in no backfill says nothing of this
+# kind. Its order is that of its own queue, so every version is a boundary as good as any; also its
+# ACK flags mark none, for most of them mean no more than that so many messages have gone by.
+#
+# Note: **a lost connection ends nothing.** A backfill or checkpoint that was received in part stays
+# so, on disk too, through restarts of this node. A master that comes back sends what was not
+# acknowledged and goes on to the next boundary, or begins again with OPAQUE 1. The id of the
+# checkpoint is then not known, so any END is accepted. If the master never comes back, consumers of
+# this node stay at the newest complete state until an operator decides about the copy: the vBucket
+# is made active (SET_VBUCKET, VBUCKET_SET, FAILOVER; this begins a branch at that state, and
+# everything received is passed on), or another master fills it. A replica whose UPR source has died
+# in the middle of a snapshot does the same. No time-out could do better: it would pass on a part as
+# if it were complete.
+#
+# Source: TAP reference, sections 5, 9 and 11.
+
+
+class Boundaries:
+    """The snapshots of one pushing master.
+
+    It never holds more than one entry for each vBucket of the bucket.
+
+    Attributes:
+        follows_checkpoints: whether the master has said that it tells its checkpoints.
+    """
+
+    def __init__(self) -> None:
+        self.follows_checkpoints = False
+        self._backfills: set[int] = set()
+        self._open: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+
+    def is_inside(self, number: int) -> bool:
+        """Tell whether a version that comes now has more to follow until a state is whole."""
+        return self.follows_checkpoints or number in self._backfills or number in self._open
+
+    def is_backfill(self, number: int) -> bool:
+        """Tell whether a backfill is going on."""
+        return number in self._backfills
+
+    def open_checkpoint(self, number: int) -> int | None:
+        """Return the id of the checkpoint that is open, if one was opened on this connection."""
+        return self._open.get(number)
+
+    # --- what comes; the result says whether what is open is whole now --------------------------
+
+    def begin_backfill(self, number: int) -> None:
+        """The vBucket was emptied; what comes fills it."""
+        self._backfills.add(number)
+        self._open.pop(number, None)
+        self._ended.pop(number, None)
+
+    def end_backfill(self, number: int) -> bool:
+        """The master has sent all of the backfill; it is no boundary within a checkpoint."""
+        self._backfills.discard(number)
+        return not self._open.get(number)
+
+    def start(self, number: int, checkpoint_id: int) -> bool:
+        """The master begins a checkpoint; id 0 is a backfill that it is getting itself."""
+        before = self._open.get(number)
+        whole = before is not None and before < checkpoint_id
+        if checkpoint_id and number in self._backfills:
+            self._backfills.discard(number)
+            whole = True
+        self._open[number] = checkpoint_id
+        self._ended.pop(number, None)
+        return whole
+
+    def end(self, number: int, checkpoint_id: int) -> bool:
+        """The master has sent all of a checkpoint.
+
+        Raises:
+            OutOfPlace: another one is open, or was ended last, and none was opened since.
+        """
+        expected = self._open.get(number, self._ended.get(number, checkpoint_id))
+        if expected != checkpoint_id:
+            raise OutOfPlace(
+                f"vBucket {number}: checkpoint {checkpoint_id} ends, {expected} is the open one"
+            )
+        self._open.pop(number, None)
+        self._ended[number] = checkpoint_id
+        return number not in self._backfills
+
+    def promote(self, number: int) -> bool:
+        """The master has given the vBucket away to us; nothing of it comes any more."""
+        whole = number not in self._backfills
+        self.forget(number)
+        return whole
+
+    def forget(self, number: int) -> None:
+        """Nothing is open any more."""
+        self._backfills.discard(number)
+        self._open.pop(number, None)
+        self._ended.pop(number, None)
+
+
+# --- pushes ---------------------------------------------------------------------------------------
+# Everybody who pushes into this node by TAP, for statistics; and which checkpoints are whole here.
+#
+# Names and meaning of the counters are those of ep-engine's consumers: each message counts once,
+# under its kind or, if it was refused, under its kind's ``_failed``.
+#
+# Source: ep-engine's `TapConsumer` statistics; TAP reference, section 7 (LAST_CLOSED_CHECKPOINT).
+
+
+@dataclass(slots=True)
+class PushCounters:
+    """Messages of a master, by kind.
+
+    Attributes:
+        num_unknown: messages that mean nothing here: malformed ones, which end the connection, and
+            OPAQUE codes that nobody knows (these are in `num_opaque`, too).
+    """
+
+    num_mutation: int = 0
+    num_mutation_failed: int = 0
+    num_delete: int = 0
+    num_delete_failed: int = 0
+    num_flush: int = 0
+    num_flush_failed: int = 0
+    num_opaque: int = 0
+    num_opaque_failed: int = 0
+    num_vbucket_set: int = 0
+    num_vbucket_set_failed: int = 0
+    num_checkpoint_start: int = 0
+    num_checkpoint_start_failed: int = 0
+    num_checkpoint_end: int = 0
+    num_checkpoint_end_failed: int = 0
+    num_unknown: int = 0
+
+    def count(self, opcode: int, *, failed: bool) -> None:
+        """Count a message of 0x41 to 0x47."""
+        name = _NAMES[opcode][failed]
+        setattr(self, name, getattr(self, name) + 1)
+
+    def add(self, other: PushCounters) -> None:
+        """Add another connection's counters."""
+        for name, number in other.rows():
+            setattr(self, name, getattr(self, name) + number)
+
+    def rows(self) -> list[tuple[str, int]]:
+        """Return names and numbers, in ep-engine's spelling."""
+        return [(each.name, getattr(self, each.name)) for each in fields(self)]
+
+
+_NAMES: dict[int, tuple[str, str]] = {
+    opcode: (f"num_{word}", f"num_{word}_failed")
+    for opcode, word in (
+        (Opcode.TAP_MUTATION, "mutation"),
+        (Opcode.TAP_DELETE, "delete"),
+        (Opcode.TAP_FLUSH, "flush"),
+        (Opcode.TAP_OPAQUE, "opaque"),
+        (Opcode.TAP_VBUCKET_SET, "vbucket_set"),
+        (Opcode.TAP_CHECKPOINT_START, "checkpoint_start"),
+        (Opcode.TAP_CHECKPOINT_END, "checkpoint_end"),
+    )
+}
+
+
+class Pushes:
+    """All connections that push into this node by TAP.
+
+    One for each node; connections are bounded by its listeners.
+
+    Attributes:
+        pushers: connections that have pushed something and are open, oldest first.
+        past: what was counted by those that are gone.
+        connections: how many there have been.
+    """
+
+    def __init__(self) -> None:
+        self.pushers: list[TapConsumer] = []
+        self.past = PushCounters()
+        self.connections = 0
+        self._closed: dict[int, tuple[int, int]] = {}
+
+    def join(self, pusher: TapConsumer) -> None:
+        """Take a connection in and give it a name."""
+        self.connections += 1
+        pusher.name = f"push_{self.connections}"
+        self.pushers.append(pusher)
+
+    def leave(self, pusher: TapConsumer) -> None:
+        """Forget a connection; harmless when it is forgotten."""
+        if pusher in self.pushers:
+            self.pushers.remove(pusher)
+            self.past.add(pusher.counters)
+
+    @property
+    def total(self) -> PushCounters:
+        """What has been counted since the start."""
+        total = PushCounters()
+        total.add(self.past)
+        for pusher in self.pushers:
+            total.add(pusher.counters)
+        return total
+
+    def checkpoint_closed(self, vbucket: VBucket, checkpoint_id: int) -> None:
+        """A checkpoint of the master is whole here."""
+        self._closed[vbucket.id] = (vbucket.failover_log[0].uuid, checkpoint_id)
+
+    def last_closed(self, vbucket: VBucket) -> int:
+        """Return the id of the master's last checkpoint that is whole here, 0 = not known.
+
+        A master that is told so goes on after it. It is known as long as nothing has happened to
+        the vBucket in between, in this process only: what it held before a restart may not all
+        have been on disk.
+        """
+        uuid, checkpoint_id = self._closed.get(vbucket.id, (0, 0))
+        same = uuid == vbucket.failover_log[0].uuid and vbucket.state != VBucketState.ACTIVE
+        return checkpoint_id if same else 0
+
+
+# --- consumer -------------------------------------------------------------------------------------
+
 
 _ACTIVE = VBucketState.ACTIVE
 
@@ -129,7 +522,7 @@ class TapConsumer:
         return self._boundaries.follows_checkpoints
 
     def close(self) -> None:
-        """The connection is gone. What is half received stays so: see `push_boundaries`."""
+        """The connection is gone. What is half received stays so: see `Boundaries`."""
         self._pushes.leave(self)
 
     # --- a message ------------------------------------------------------------------------------

@@ -1,36 +1,397 @@
 """What the parts of one TAP producer share: the client's wishes, its streams, both registries.
 
-`openings` begins streams, `feed` moves them on, `corrections` mends what a branch of history has
-spoilt; `producer` is what the session sees of them.
+`openings` begins streams and mends what a branch of history has spoilt, `feed` moves them on,
+and `producer` is what the session sees of them.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from enum import Enum
+from functools import partial
+from typing import TYPE_CHECKING
 
 from uprmc.config import TapSettings
-from uprmc.protocol.tap import Connect, ConnectFlag
-from uprmc.tap_adapter.item_messages import TapForm
-from uprmc.tap_adapter.names import TapName
-from uprmc.tap_adapter.send_queue import SendQueue
-from uprmc.tap_adapter.stream import TapStream
+from uprmc.model import SnapshotRange
+from uprmc.protocol.opcodes import Opcode
+from uprmc.protocol.tap import Connect, ConnectFlag, TapFlag, TapOpaque
+from uprmc.protocol.upr import Marker
+from uprmc.tap_adapter.names import Cursor, TapName
+from uprmc.tap_adapter.translate import TapForm, with_ack
 from uprmc.tap_adapter.upstream import Upstream
-from uprmc.tap_adapter.window import Window
+from uprmc.tap_adapter.window import SEQUENCE_MAX, Control, Mark, Settled, Window
+
+if TYPE_CHECKING:
+    from uprmc.tap_adapter.openings import Correction
+
+# --- stream ---------------------------------------------------------------------------------------
+# One vBucket on its way to a TAP client: where its stream stands on this connection.
+#
+# What outlives the connection is the vBucket's `Cursor` (`names`); this is the rest. Nothing
+# happens here by itself: `openings` begins streams, `feed` moves them on, `producer` tells what was
+# acknowledged.
 
 
-class Correcting(Protocol):
-    """The corrections of one vBucket under way; see `corrections.Correction`."""
+class Phase(Enum):
+    """What a stream does; the texts are those of statistics."""
+
+    OPENING = "opening"
+    STREAMING = "streaming"
+    CORRECTING = "correcting"
+    WAITING = "waiting"
+    ENDED = "ended"
+
+
+class TapStream:
+    """The stream of one vBucket on one connection.
+
+    Attributes:
+        number: the vBucket's.
+        cursor: what is kept of it.
+        standing_seqno: the vBucket's high seqno when the client connected, or was told last to
+            empty it.
+        surveyed: whether `standing_seqno` is of the contents that are streamed.
+        history: the one that was granted last.
+        phase: see `Phase`.
+        opaque: of the UPR stream, new for each opening.
+        asked: whether an opening is unanswered.
+        outdated: whether the answer to it is not wanted any more, and another is.
+        granted: whether the UPR producer has ever granted it on this connection.
+        dropped: whether the client does not want the vBucket any more.
+        position: seqno of the newest item that was translated, or where the stream begins.
+        snapshot: the snapshot that `position` lies in.
+        whole: whether that snapshot is complete.
+        announced: whether the UPR stream has announced a snapshot since it was opened.
+        rejoins: whether the next snapshot continues the one before it, because items of it are
+            sent anew.
+        from_scratch: whether the client is to be told to empty its vBucket first.
+        emptying: whether it was, or is to be, and has not acknowledged it.
+        beginnings: how often the stream was begun.
+        backfilling: whether the first snapshot from 0 has not been acknowledged whole.
+        checkpoint_open: whether the client was told, on this connection, that one has begun.
+        answer_due: whether the UPR producer waits for word that the snapshot was processed.
+        reopened: whether the stream has ended by itself and nothing has come since.
+        rolled_back: to where the UPR producer has sent it back, ``None`` = it has not.
+        corrected_log: the failover log by which the client's items have been corrected.
+        corrected_serial: number of the last correction, ``None`` when all are acknowledged.
+        corrected_seqno: the highest seqno among the corrections.
+        ending: id and beginning of the checkpoint whose end is about to leave.
+        told_open: whether a client of closed checkpoints was told that it has them all.
+        handing_over: whether the takeover is in its last phase; what is sent then is in `kept`
+            until it is acknowledged, because there is nobody to ask for it again.
+    """
+
+    __slots__ = (
+        "announced",
+        "answer_due",
+        "asked",
+        "backfilling",
+        "beginnings",
+        "checkpoint_open",
+        "corrected_log",
+        "corrected_seqno",
+        "corrected_serial",
+        "cursor",
+        "dropped",
+        "emptying",
+        "ending",
+        "from_scratch",
+        "granted",
+        "handing_over",
+        "history",
+        "kept",
+        "number",
+        "opaque",
+        "outdated",
+        "phase",
+        "position",
+        "rejoins",
+        "reopened",
+        "rolled_back",
+        "snapshot",
+        "standing_seqno",
+        "surveyed",
+        "told_open",
+        "whole",
+    )
+
+    def __init__(self, number: int, cursor: Cursor, standing_seqno: int) -> None:
+        """See the class."""
+        self.number = number
+        self.cursor = cursor
+        self.standing_seqno = standing_seqno
+        self.phase = Phase.OPENING
+        self.opaque = self.history = 0
+        self.surveyed = True
+        self.asked = self.outdated = self.granted = self.dropped = False
+        self.from_scratch = self.emptying = self.backfilling = False
+        self.beginnings = 0
+        self.checkpoint_open = self.answer_due = self.told_open = False
+        self.ending: tuple[int, int] | None = None
+        self.handing_over = False
+        self.kept: list[bytes] = []
+        self.return_to(Mark(cursor.acked, *cursor.snapshot))
+
+    def return_to(self, mark: Mark) -> None:
+        """Stand at an earlier place, or at the first one."""
+        self.position = mark.seqno
+        self.snapshot = SnapshotRange(mark.start, mark.end)
+        self.rejoins = self.cursor.sent > mark.seqno or mark.seqno < mark.end
+        self.whole = not self.rejoins
+        self.announced = self.reopened = False
+        self.rolled_back: int | None = None
+        self.corrected_log = b""
+        self.corrected_serial: int | None = None
+        self.corrected_seqno = 0
+
+    def start_over(self) -> None:
+        """Stand at the beginning; the client is to empty its vBucket."""
+        self._begin_again()
+        self.from_scratch = self.emptying = self.backfilling = True
+        self.whole = not self.standing_seqno
+
+    def start_empty(self) -> None:
+        """Stand at the beginning; there is nothing here, nor at the client."""
+        self._begin_again()
+        self.from_scratch = self.emptying = self.backfilling = False
+        self.standing_seqno = 0
+        self.surveyed = self.whole = True
+
+    def _begin_again(self) -> None:
+        self.return_to(Mark(0, 0, 0))
+        self.beginnings += 1
+        self.checkpoint_open = self.answer_due = self.told_open = False
+        self.ending = None
 
     @property
-    def is_ready(self) -> bool:
-        """Whether there are versions to be sent."""
+    def mark(self) -> Mark:
+        """Where the client is when it has all that was sent."""
+        seqno, (start, end) = self.position, self.snapshot
+        return Mark(seqno, start, end) if seqno < end else Mark(seqno, seqno, seqno)
 
-    def put_one(self, out: list[bytes]) -> int:
-        """Append one message, return its bytes; `is_ready` holds, and an item may leave."""
+    def is_ended_by(self, marker: Marker) -> bool:
+        """Tell whether a marker shows that the snapshot before it is complete."""
+        return self.announced and not self.whole and marker.start_seqno > self.snapshot.end
 
-    def cancel(self) -> None:
-        """Send nothing more, and call nobody."""
+    def announce(self, marker: Marker) -> bool:
+        """Begin a snapshot; returns whether it is a new one, not more of the one before."""
+        more = self.rejoins or (self.announced and not self.whole)
+        start = min(self.snapshot.start, marker.start_seqno) if more else marker.start_seqno
+        self.snapshot = SnapshotRange(min(start, self.position), marker.end_seqno)
+        self.announced = True
+        self.rejoins = False
+        self.whole = marker.end_seqno <= self.position
+        return not more
+
+    def advance(self, seqno: int) -> None:
+        """Note the newest item that was translated."""
+        self.position = seqno
+        self.cursor.sent = max(self.cursor.sent, seqno)
+        self.whole = seqno >= self.snapshot.end
+        self.reopened = self.told_open = False
+
+
+# --- send queue -----------------------------------------------------------------------------------
+# The order in which messages leave: `Control` messages first, items as gates and window allow.
+#
+# Job: number the messages, say which ask to be acknowledged, and keep the account (`Window`). A
+# client that acknowledges is asked at every so many messages and whenever nothing more follows. The
+# newest message is therefore **held back** until it is known whether something follows it; it
+# leaves before anything else does, so that the order stays.
+#
+# Source: TAP reference 5.
+
+
+_CHECKPOINTS = frozenset({Opcode.TAP_CHECKPOINT_START, Opcode.TAP_CHECKPOINT_END})
+
+#: Without acknowledgements no run is longer, so that the memory of its keys has a limit.
+_RUN_MESSAGES = 4_096
+
+
+class SendQueue:
+    """The messages that wait to be sent to one client.
+
+    Attributes:
+        acks: whether the client acknowledges.
+        window: what it has not acknowledged.
+        items: sent so far; other messages too in `messages`.
+        acks_asked: messages that asked to be acknowledged.
+        binding: messages after which the client's place is another than before; most OPAQUE are
+            not.
+    """
+
+    def __init__(self, window: Window, interval: int, *, acks: bool) -> None:
+        """See the class; `interval`: after how many messages the client is asked."""
+        self.acks = acks
+        self.window = window
+        self.items = 0
+        self.messages = 0
+        self.acks_asked = 0
+        self.binding = 0
+        self._interval = interval
+        self._queue: deque[Control] = deque()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+
+    @property
+    def queued(self) -> int:
+        """How many `Control` messages have not left."""
+        return len(self._queue)
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything was sent and taken."""
+        return not self._queue and not self._held and self.window.empty
+
+    @property
+    def accepts_items(self) -> bool:
+        """Whether an item may leave now."""
+        if self._queue:
+            return False
+        return not self.acks or (not self.window.gated and self.window.room > 0)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the client must acknowledge before it gets more."""
+        return self.acks and self.window.room <= 0
+
+    def most(self) -> int:
+        """Return how long the next run may be: it ends where the client is to be asked."""
+        sequence = self.window.sequence
+        to_wrap = SEQUENCE_MAX + 1 - sequence
+        if not self.acks:
+            return min(to_wrap, _RUN_MESSAGES)
+        to_interval = self._interval - (sequence - 1) % self._interval
+        return min(to_wrap, to_interval, self.window.room)
+
+    # --- Control messages -----------------------------------------------------------------------
+
+    def post(self, control: Control) -> None:
+        """Send it when its turn comes."""
+        self._queue.append(control)
+
+    def post_again(self, control: Control) -> None:
+        """Send it before all others: it was refused."""
+        self._queue.appendleft(control)
+
+    def withdraw(self, vbucket: int) -> None:
+        """Forget what has not left of a vBucket, because its stream begins anew."""
+        self._queue = deque(
+            control
+            for control in self._queue
+            if control.vbucket != vbucket or not _is_of_stream(control)
+        )
+
+    def put_controls(self, out: list[bytes]) -> int:
+        """Append those that may leave; returns their bytes."""
+        size = 0
+        while self._queue and self._may_leave(self._queue[0]):
+            if self._held:
+                size += self.release(out, ask=False)
+                continue
+            control = self._queue.popleft()
+            message = control.message(self.window.sequence, TapFlag.ACK if self.acks else 0)
+            self.window.add_control(control)
+            if control.left is not None:
+                control.left()
+            self.messages += 1
+            self.binding += _binds(control)
+            self.acks_asked += self.acks
+            out.append(message)
+            size += len(message)
+        return size
+
+    def _may_leave(self, control: Control) -> bool:
+        if not self.acks:
+            return True
+        if control.after_all:
+            return self.window.empty
+        if control.opcode in _CHECKPOINTS:  # items of other vBuckets do not matter
+            window = self.window
+            closed = window.gates_checkpoints or window.holds(control.vbucket)
+            return not closed and window.room > 0
+        return True
+
+    # --- items ----------------------------------------------------------------------------------
+
+    def placed(
+        self,
+        out: list[bytes],
+        vbucket: int,
+        count: int,
+        last_head: int,
+        mark: Mark,
+        *,
+        ask: bool,
+        before: int | None = None,
+    ) -> int:
+        """Take a run of items into account that ends `out`; returns the bytes that are held back.
+
+        Args:
+            out: its pieces; `release` was called before they came.
+            vbucket: the vBucket of the messages.
+            count: messages.
+            last_head: index of the last one's first piece.
+            mark: the place at which the client is when it has them.
+            ask: whether the last one is to be acknowledged in any case.
+            before: as of `Window.add_items`.
+        """
+        window = self.window
+        window.add_items(vbucket, count, mark, before)
+        self.items += count
+        self.messages += count
+        self.binding += count
+        if not self.acks:
+            return 0
+        if ask or (window.sent - 1) % SEQUENCE_MAX % self._interval == self._interval - 1:
+            out[last_head] = with_ack(out[last_head])
+            self._asked()
+            return 0
+        self._held = out[last_head:]
+        self._held_bytes = sum(map(len, self._held))
+        del out[last_head:]
+        return self._held_bytes
+
+    def release(self, out: list[bytes], *, ask: bool) -> int:
+        """Append what is held back; returns its bytes."""
+        if not self._held:
+            return 0
+        if ask:
+            self._held[0] = with_ack(self._held[0])
+            self._asked()
+        out += self._held
+        self._held = []
+        return self._held_bytes
+
+    def _asked(self) -> None:
+        self.window.end_stretch()
+        self.acks_asked += 1
+
+    def settle_unasked(self) -> Settled | None:
+        """Take what was put out as acknowledged where the client acknowledges nothing."""
+        if self.acks or self.window.empty:
+            return None
+        return self.window.acknowledge_all()
+
+
+#: OPAQUE commands that belong to the stream of one vBucket.
+_OF_STREAM = frozenset(
+    {TapOpaque.INITIAL_VBUCKET_STREAM, TapOpaque.OPEN_CHECKPOINT, TapOpaque.CLOSE_BACKFILL}
+)
+
+
+def _binds(control: Control) -> bool:
+    return control.opcode != Opcode.TAP_OPAQUE or control.word == TapOpaque.INITIAL_VBUCKET_STREAM
+
+
+def _is_of_stream(control: Control) -> bool:
+    if control.opcode == Opcode.TAP_OPAQUE:
+        return control.word in _OF_STREAM
+    return control.opcode in _CHECKPOINTS
+
+
+# --- conversation ---------------------------------------------------------------------------------
 
 
 class Conversation:
@@ -91,7 +452,7 @@ class Conversation:
         self.keeps_keys = not self.dump and settings.rollback == "rewind"
         self.streams: dict[int, TapStream] = {}
         self.by_opaque: dict[int, TapStream] = {}
-        self.corrections: dict[int, Correcting] = {}
+        self.corrections: dict[int, Correction] = {}
         self.moving: dict[int, int] = {}
         self.closed = ""
         self.dirty = self.urgent = False
@@ -99,3 +460,126 @@ class Conversation:
     def fail(self, why: str) -> None:
         """Hang up; the first reason counts."""
         self.closed = self.closed or why
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+# Snapshots as checkpoints: CHECKPOINT_START and CHECKPOINT_END, and who wants only closed ones.
+#
+# Each snapshot after the backfill is a checkpoint, counted from 1 for a vBucket's history. It ends
+# when the next one begins; for a client of closed checkpoints it ends as soon as it is whole, since
+# such a client goes away then and comes back for the rest.
+#
+# Note: a new connection begins with the start of the open checkpoint, again, and never with its
+# end. The far end of a pipe may be another process, which would not know what ends.
+#
+# Source: TAP reference 3, 6 and 10.
+
+
+class Checkpoints:
+    """The checkpoints of one connection."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        """See the class."""
+        self._conversation = conversation
+        self._moved: dict[TapStream, None] = {}
+
+    def announce(self, stream: TapStream, *, is_new: bool) -> None:
+        """Tell of a snapshot; `is_new`: it is not more of the one before."""
+        if not self._conversation.checkpoints or stream.backfilling:
+            return
+        cursor = stream.cursor
+        if stream.checkpoint_open:
+            if not is_new:
+                return
+            self._follow(stream)
+            return
+        if not cursor.checkpoint_id or cursor.checkpoint_id in cursor.closed:
+            cursor.open_checkpoint(cursor.checkpoint_id + 1, stream.position)
+        stream.checkpoint_open = True
+        self._conversation.send_queue.post(_start_of(stream))
+
+    def _follow(self, stream: TapStream) -> None:
+        """End the open one and begin the next.
+
+        The ends of many vBuckets leave together, and so do the beginnings. Of one vBucket the
+        beginning waits for the end, which may be refused and sent again.
+        """
+        cursor = stream.cursor
+        checkpoint_id = cursor.checkpoint_id + 1
+        if self._conversation.send_queue.acks:
+            self._end(stream, acked=partial(self._start, stream, stream.beginnings, checkpoint_id))
+            cursor.open_checkpoint(checkpoint_id, stream.position)
+        else:
+            self._end(stream)
+            cursor.open_checkpoint(checkpoint_id, stream.position)
+            self._conversation.send_queue.post(_start_of(stream))
+        stream.checkpoint_open = True
+
+    def _start(self, stream: TapStream, beginning: int, checkpoint_id: int) -> None:
+        """Post the beginning that waited; not if the vBucket begins anew, or is not wanted."""
+        same = stream.beginnings == beginning and not stream.dropped
+        if same and stream.cursor.checkpoint_id == checkpoint_id:
+            self._conversation.send_queue.post(_start_of(stream))
+
+    def _end(self, stream: TapStream, acked: Callable[[], None] | None = None) -> None:
+        """Post the end of the open one; all of it is acknowledged when that leaves."""
+        number, cursor = stream.number, stream.cursor
+        left = partial(self._ended, stream, cursor.checkpoint_id, stream.position)
+        stream.checkpoint_open = False
+        stream.ending = cursor.checkpoint_id, cursor.checkpoint_after
+        self._conversation.send_queue.post(
+            Control(Opcode.TAP_CHECKPOINT_END, number, cursor.checkpoint_id, left=left, acked=acked)
+        )
+
+    def _ended(self, stream: TapStream, checkpoint_id: int, seqno: int) -> None:
+        stream.ending = None
+        self._conversation.known.closed(stream.number, checkpoint_id, seqno)
+
+    # --- closed ones only -----------------------------------------------------------------------
+
+    def moved(self, stream: TapStream) -> None:
+        """Note that a stream has begun, got on, or was acknowledged."""
+        if self._conversation.known.closed_only:
+            self._moved[stream] = None
+
+    def tell_complete(self) -> bool:
+        """Tell a client of closed ones where it has them all; says whether there was need to."""
+        ready = [stream for stream in self._moved if _has_everything(stream)]
+        for stream in ready:
+            del self._moved[stream]
+        told = False
+        for stream in ready:
+            if stream.told_open:
+                continue
+            stream.told_open = told = True
+            if stream.checkpoint_open:
+                self._end(stream)
+            self._conversation.send_queue.post(
+                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
+            )
+        return told
+
+
+def _start_of(stream: TapStream) -> Control:
+    cursor = stream.cursor
+    return Control(
+        Opcode.TAP_CHECKPOINT_START,
+        stream.number,
+        cursor.checkpoint_id,
+        deleted_rev=cursor.deleted_rev,
+    )
+
+
+def _has_everything(stream: TapStream) -> bool:
+    at_rest = stream.phase is Phase.STREAMING and stream.whole and not stream.backfilling
+    return at_rest and stream.position >= stream.standing_seqno
+
+
+def take_back_end(conversation: Conversation, stream: TapStream) -> None:
+    """Let a checkpoint go on whose end has not left: some of it was refused, and is sent again."""
+    if stream.ending is not None:
+        conversation.send_queue.withdraw(stream.number)
+        stream.cursor.open_checkpoint(*stream.ending)
+        stream.ending = None
+        stream.checkpoint_open = True
+        stream.told_open = False

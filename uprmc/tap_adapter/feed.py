@@ -1,7 +1,7 @@
 """From frames of UPR to messages of TAP, as far as the client lets them.
 
 One pull of the upstream is taken apart at a time. Runs of items go through `translate`, markers to
-`checkpoints`; the rest is rare. What cannot be dealt with yet (no item leaves while a checkpoint's
+`Checkpoints`; the rest is rare. What cannot be dealt with yet (no item leaves while a checkpoint's
 end is unacknowledged) stays in the pull until it can: that is the backpressure, and the only data
 that is held.
 
@@ -24,11 +24,9 @@ from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, EndReason, MarkerFlag, Opcode, Status
 from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, STREAM_END_EXTRAS, decode_marker
-from uprmc.tap_adapter.checkpoints import Checkpoints
-from uprmc.tap_adapter.conversation import Conversation
+from uprmc.tap_adapter.conversation import Checkpoints, Conversation, Phase, TapStream
 from uprmc.tap_adapter.cursor import Cursor
 from uprmc.tap_adapter.openings import Openings
-from uprmc.tap_adapter.stream import Phase, TapStream
 from uprmc.tap_adapter.translate import take_frame, translate_run
 from uprmc.tap_adapter.window import Control, Settled
 from uprmc.upr.peer import UprRequest

@@ -7,8 +7,11 @@ control between the two: what is not pulled is not produced.
 
 from __future__ import annotations
 
+import heapq
+import struct
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     CommandError,
@@ -16,6 +19,7 @@ from uprmc.errors import (
     InvalidArguments,
     KeyExists,
     NotMyVBucket,
+    NotResident,
     OutOfMemory,
     RangeExceeded,
     RemoteProtocolError,
@@ -23,11 +27,11 @@ from uprmc.errors import (
     StreamNotFound,
     TemporaryFailure,
 )
-from uprmc.model import Item
+from uprmc.model import FailoverLog, Item, Life
 from uprmc.protocol.header import MERGED_REQUEST_HEADER, ResponseFrame, request_head
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import MUTATION_FRAME, ROLLBACK_VALUE, StreamRequest
-from uprmc.tap_adapter.document_fetch import DocumentFetch
+from uprmc.record import unpack
 from uprmc.tap_adapter.upstream import Standing
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Negotiated, UprRequest
@@ -213,3 +217,249 @@ class LocalUpstream:
 
 def _standing(vbucket: VBucket) -> Standing:
     return Standing(vbucket.state, vbucket.whole_seqno, vbucket.failover_log[0].uuid)
+
+
+# --- document fetch -------------------------------------------------------------------------------
+# The present versions of many documents of a vBucket, values included, wherever they are.
+#
+# They are looked up portion by portion. What is not in memory is asked of the disk, and the portion
+# looked up again when the disk has answered; that is repeated a few times, because values may be
+# ejected, and documents changed, in between.
+
+
+#: At most this many keys are looked up at a time.
+PORTION_KEYS = 256
+
+#: The disk is asked this often for one portion.
+TRIES = 4
+
+
+class DocumentFetch:
+    """One fetch; `begin` it. `abandon` it to hear nothing of it any more."""
+
+    def __init__(
+        self,
+        bucket: Bucket,
+        vbucket: VBucket,
+        keys: Sequence[bytes],
+        done: Callable[[DocumentFetch, list[Item] | None], None],
+    ) -> None:
+        """See the class.
+
+        Args:
+            bucket: the node's.
+            vbucket: the keys'.
+            keys: of which the versions are wanted; may be of any number.
+            done: gets this and the versions, in order, once. A document that is not there is a
+                tombstone, with a revision if there is one on disk. ``None``: they cannot be had.
+        """
+        self._bucket = bucket
+        self._vbucket = vbucket
+        self._keys = keys
+        self._done: Callable[[DocumentFetch, list[Item] | None], None] | None = done
+        self._found: list[Item] = []
+        self._tries = TRIES
+
+    def abandon(self) -> None:
+        """Call nobody any more."""
+        self._done = None
+
+    def begin(self) -> None:
+        """Look up what is left, as far as it can be had without the disk."""
+        keys, found = self._keys, self._found
+        while self._done is not None and len(found) < len(keys):
+            portion = keys[len(found) : len(found) + PORTION_KEYS]
+            try:
+                versions = [self._version(key) for key in portion]
+            except TemporaryFailure:
+                self._end(None)
+                return
+            missing = [key for key, item in zip(portion, versions, strict=True) if item is None]
+            if missing:
+                self._ask_disk(missing)
+                return
+            found += [item for item in versions if item is not None]
+            self._tries = TRIES
+        self._end(found)
+
+    def _version(self, key: bytes) -> Item | None:
+        """Return the present version; ``None`` = ask the disk.
+
+        Raises:
+            TemporaryFailure: the disk shows a history that is over.
+        """
+        item = self._vbucket.table.find(key)
+        if item is not None:
+            return item if item.life or item.value is not None else None
+        try:
+            tombstone = self._bucket.fetcher.tombstone(self._vbucket, key)
+        except NotResident:
+            if self._tries:
+                return None
+            tombstone = None  # it is gone in any case; only its revision stays unknown
+        if tombstone is not None:
+            return unpack(tombstone)
+        return Item(key, None, 0, 0, 0, 0, 0, life=Life.DELETED)
+
+    def _ask_disk(self, keys: list[bytes]) -> None:
+        if not self._tries:
+            self._end(None)
+            return
+        self._tries -= 1
+        number = self._vbucket.id
+        self._bucket.fetcher.want([(number, key) for key in keys], self._fetched)
+
+    def _fetched(self, ok: bool) -> None:
+        if ok and self._bucket.vbuckets.get(self._vbucket.id) is self._vbucket:
+            self.begin()
+        else:
+            self._end(None)
+
+    def _end(self, versions: list[Item] | None) -> None:
+        done, self._done = self._done, None
+        if done is not None:
+            done(self, versions)
+
+
+# --- local keeper ---------------------------------------------------------------------------------
+# Positions of registered clients as local documents of the node's store.
+#
+# A store has no list of its local documents, so they have numbers: the document `COUNT_NAME` says
+# how many places there are, and place N, the document ``uprmc/tap/N``, holds a client's name and
+# its document, or is empty. A place that became free is used again.
+#
+# Note: `save` answers later than the document is on disk. A client may learn a position only when
+# the changes up to it are on disk, too, and a commit may contain one without the other.
+
+
+#: The document that says how many places there are, as decimal digits.
+COUNT_NAME = b"uprmc/tap/count"
+
+_PLACE_NAME = b"uprmc/tap/%d"
+_NAME_LENGTH = struct.Struct(">H")
+
+#: More places than this nobody has made: the count is damaged.
+PLACES_MAX = 1_000_000
+
+
+class LocalKeeper:
+    """Keeps positions in local documents of the node's store.
+
+    Implements `upstream.Keeper`.
+
+    Attributes:
+        trouble: what `load` could not read, one line each.
+    """
+
+    def __init__(self, bucket: Bucket) -> None:
+        self.trouble: list[str] = []
+        self._bucket = bucket
+        self._places: dict[bytes, int] = {}
+        self._free: list[int] = []
+        self._count = 0
+        self._leaving: set[bytes] = set()
+
+    def load(self) -> dict[bytes, bytes]:
+        """See `upstream.Keeper`; what cannot be read is left out, and named in `trouble`."""
+        store = self._bucket.store
+        self._count = self._read_count(store.local(COUNT_NAME))
+        found: dict[bytes, bytes] = {}
+        for place in range(self._count):
+            record = store.local(_PLACE_NAME % place)
+            entry = _unpack(record) if record is not None else None
+            if record is not None and entry is None:
+                self.trouble.append(f"the TAP client in place {place} cannot be read")
+            if entry is None or entry[0] in found:
+                heapq.heappush(self._free, place)
+                continue
+            name, found[name] = entry[0], entry[1]
+            self._places[name] = place
+        return found
+
+    def _read_count(self, text: bytes | None) -> int:
+        if text is None:
+            return 0
+        if text.isdigit() and len(text) < 8 and int(text) <= PLACES_MAX:
+            return int(text)
+        self.trouble.append("which TAP clients were registered cannot be read: all are forgotten")
+        return 0
+
+    def save(self, name: bytes, document: bytes | None, done: Callable[[bool], None]) -> None:
+        """See `upstream.Keeper`."""
+        if document is None:
+            self._drop(name, done)
+            return
+        place = self._places.get(name)
+        if place is None:
+            place = self._places[name] = self._take_place()
+        self._leaving.discard(name)
+        record = _NAME_LENGTH.pack(len(name)) + name + document
+        self._bucket.flusher.write_local(_PLACE_NAME % place, record, _Durable(self._bucket, done))
+
+    def _take_place(self) -> int:
+        if self._free:
+            return heapq.heappop(self._free)
+        self._count += 1
+        # In the same commit as the place itself: both are asked for in one turn.
+        self._bucket.flusher.write_local(COUNT_NAME, b"%d" % self._count, _no_matter)
+        return self._count - 1
+
+    def _drop(self, name: bytes, done: Callable[[bool], None]) -> None:
+        place = self._places.get(name)
+        if place is None:
+            done(True)
+            return
+
+        self._leaving.add(name)
+
+        def dropped(ok: bool) -> None:
+            if ok and name in self._leaving:
+                self._leaving.discard(name)
+                del self._places[name]
+                heapq.heappush(self._free, place)
+            done(ok)
+
+        self._bucket.flusher.write_local(_PLACE_NAME % place, None, dropped)
+
+
+class _Durable:
+    """Waits until everything that was accepted when it was made is on disk; then tells."""
+
+    def __init__(self, bucket: Bucket, done: Callable[[bool], None]) -> None:
+        durable = bucket.flusher.durable_seqno
+        self._bucket = bucket
+        self._done = done
+        self._wanted: dict[int, tuple[FailoverLog, int]] = {
+            number: (vbucket.failover_log, vbucket.high_seqno)
+            for number, vbucket in bucket.vbuckets.items()
+            if durable(vbucket) < vbucket.high_seqno
+        }
+
+    def __call__(self, ok: bool) -> None:
+        """Learn that a flush has ended; wait for another one if that was not all."""
+        self._wanted = {
+            number: wanted for number, wanted in self._wanted.items() if self._lacks(number)
+        }
+        if ok and self._wanted:
+            self._bucket.flusher.when_durable(self)
+        else:
+            self._done(ok)
+
+    def _lacks(self, number: int) -> bool:
+        vbucket = self._bucket.vbuckets.get(number)
+        log, seqno = self._wanted[number]
+        if vbucket is None or vbucket.failover_log is not log:
+            return False  # that history is over; who followed it learns so by his stream's end
+        return self._bucket.flusher.durable_seqno(vbucket) < seqno
+
+
+def _unpack(record: bytes) -> tuple[bytes, bytes] | None:
+    if len(record) < _NAME_LENGTH.size:
+        return None
+    (length,) = _NAME_LENGTH.unpack_from(record)
+    end = _NAME_LENGTH.size + length
+    return (record[_NAME_LENGTH.size : end], record[end:]) if len(record) >= end else None
+
+
+def _no_matter(_ok: bool) -> None:
+    """The document beside it tells."""

@@ -12,22 +12,26 @@ Source: TAP reference, section 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Protocol
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
 from uprmc.config import TapSettings
 from uprmc.errors import InvalidArguments, TemporaryFailure
 from uprmc.protocol.tap import Connect, ConnectFlag
-from uprmc.tap_adapter import position_document
 from uprmc.tap_adapter.cursor import (
     CHECKPOINTS_KEPT,
     CHECKPOINTS_LEAST,
     CHECKPOINTS_OF_A_CLIENT,
     Cursor,
+    decode_position,
+    encode_position,
 )
-from uprmc.tap_adapter.ring import Ring
-from uprmc.tap_adapter.saving import Saves
 from uprmc.tap_adapter.upstream import Keeper
+
+if TYPE_CHECKING:
+    from uprmc.tap_adapter.producer import TapProducer
 
 __all__ = ["Cursor", "Names", "TapName"]
 
@@ -47,15 +51,6 @@ _SWEEP_INTERVAL_S = 10.0
 
 #: A connected client's document is written again when this share of its life is over.
 _REFRESH_SHARE = 0.125
-
-
-class Connection(Protocol):
-    """What a name needs of the producer that serves it; `done`: it has ended in good order."""
-
-    done: bool
-
-    def disconnect(self, why: str) -> None:
-        """Hang up."""
 
 
 class TapName:
@@ -88,7 +83,7 @@ class TapName:
         self.closed_only = self.registered and connect.closed_only
         self.cursors: dict[int, Cursor] = {}
         self.ring = names.new_ring()
-        self.producer: Connection | None = None
+        self.producer: TapProducer | None = None
         self.created_at = created_at
         self.gone_at: float | None = None
         self.seen_s = 0.0
@@ -332,7 +327,7 @@ class Names:
 
     def _load(self, name: bytes, document: bytes) -> None:
         try:
-            position = position_document.decode(document)
+            position = decode_position(document)
         except ValueError as error:
             self._unread.add(name)
             self.refused_documents.append(
@@ -351,7 +346,7 @@ class Names:
     def _document(self, known: TapName) -> bytes:
         if known.gone_at is None:
             known.seen_s = self._unix_now
-        return position_document.encode(known.cursors, known.seen_s)
+        return encode_position(known.cursors, known.seen_s)
 
     def _keep(self, known: TapName) -> None:
         self._saves.save(known.name, lambda: self._document(known), _ignore)
@@ -386,3 +381,243 @@ def _in_force(first: Connect, new: Connect) -> Connect:
 
 def _ignore(_kept: bool) -> None:
     """A position that was not written is an older one after a restart: more is sent again."""
+
+
+# --- ring -----------------------------------------------------------------------------------------
+# The keys that one TAP client was sent, so that its last changes can be taken back.
+#
+# TAP cannot say "forget what is above seqno n". When history has branched, the client gets the
+# current version of every key that it was sent above the branch instead; this ring knows those
+# keys. It is bounded over all vBuckets of a client, and says where it no longer reaches.
+#
+# Fifty clients hold half a million keys, so a key is no object: keys and their lengths lie end to
+# end in two byte arrays, and a run (one vBucket's messages of one batch) is a row of three numbers.
+#
+# Source: TAP reference, section 10 (rollback answer).
+
+
+#: Stands for the last seqno of a run that is forgotten and not dropped yet.
+_FORGOTTEN = 0
+
+#: Places of lengths are counted modulo this, which is more than a ring holds.
+_PLACES = 2**32
+
+#: Rows before the oldest run are given back in blocks: at least this many, or an eighth of all.
+_DROPPED_ROWS_LEAST = 64
+
+
+class Ring:
+    """Keys that were sent, newest last.
+
+    What was sent again, and corrections, are added like anything else: what a client may hold of a
+    vBucket is what its runs say, in any order.
+    """
+
+    def __init__(self, keys_max: int) -> None:
+        """Make an empty ring for at most `keys_max` keys; 0 = it never reaches back."""
+        self._keys_max = keys_max
+        self._keys = bytearray()
+        self._lengths = bytearray()
+        # Rows, in order: whose, the last seqno, and the place of its first length.
+        self._vbuckets = array("H")
+        self._last_seqnos = array("Q")
+        self._places = array("I")
+        self._dropped_rows = 0
+        self._dropped_keys = 0
+        # By vBucket: above what it reaches, and the highest seqno that was added.
+        self._floors: dict[int, int] = {}
+        self._ends: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        """Return how many keys it holds, forgotten ones included."""
+        return len(self._lengths)
+
+    def add(self, vbucket: int, first_after: int, last_seqno: int, keys: Sequence[bytes]) -> None:
+        """Note one run.
+
+        Args:
+            vbucket: the vBucket of the checkpoints.
+            first_after: what the stream stood at before it; everything sent between this and
+                `last_seqno` is in `keys`. If it lies above all earlier runs, what is between is
+                taken for lost.
+            last_seqno: the highest seqno in it; for corrections that of the versions sent.
+            keys: there may be duplicates.
+        """
+        end = self._ends.get(vbucket, -1)
+        if first_after > end:
+            self._raise_floor(vbucket, first_after)
+        self._ends[vbucket] = max(last_seqno, end)
+        lengths = _lengths(keys)
+        if lengths is None or len(lengths) > self._keys_max:
+            self._raise_floor(vbucket, last_seqno)
+        elif lengths:
+            self._vbuckets.append(vbucket)
+            self._last_seqnos.append(last_seqno)
+            self._places.append((self._dropped_keys + len(self._lengths)) % _PLACES)
+            self._lengths += lengths
+            self._keys += b"".join(keys)
+            while len(self._lengths) > self._keys_max:
+                self._drop_oldest()
+
+    def lost(self, vbucket: int, seqno: int) -> None:
+        """Note that up to `seqno` was sent and is not in here: an earlier process sent it."""
+        self._raise_floor(vbucket, seqno)
+
+    def above(self, vbucket: int, seqno: int) -> list[bytes] | None:
+        """Return the distinct keys of runs that reach above `seqno`, ``None`` if some are lost.
+
+        A run is taken whole, so there may be keys that were sent at or below `seqno`; sending their
+        current version is harmless. Costs a pass over the ring.
+        """
+        if seqno < self._floors.get(vbucket, seqno + 1):
+            return None
+        found: dict[bytes, None] = {}
+        for last_seqno, keys in self._runs(vbucket):
+            if last_seqno > seqno:
+                found.update(dict.fromkeys(keys))
+        return list(found)
+
+    def forget(self, vbucket: int) -> None:
+        """Note that the client was told to empty `vbucket`: it holds nothing that was sent."""
+        if self._floors.pop(vbucket, None) is None:
+            return
+        self._ends.pop(vbucket, None)
+        for row in self._rows(vbucket):
+            self._last_seqnos[row] = _FORGOTTEN
+
+    def _raise_floor(self, vbucket: int, seqno: int) -> None:
+        self._floors[vbucket] = max(seqno, self._floors.get(vbucket, 0))
+
+    def _rows(self, vbucket: int) -> Iterator[int]:
+        row = self._dropped_rows - 1
+        while True:
+            try:
+                row = self._vbuckets.index(vbucket, row + 1)
+            except ValueError:
+                return
+            yield row
+
+    def _runs(self, vbucket: int) -> Iterator[tuple[int, Iterator[bytes]]]:
+        place = key_place = 0
+        for row in self._rows(vbucket):
+            first = self._place(row)
+            key_place += sum(self._lengths[place:first])
+            place = self._place(row + 1)
+            ends = list(accumulate(self._lengths[first:place], initial=key_place))
+            key_place = ends[-1]
+            yield (
+                self._last_seqnos[row],
+                (bytes(self._keys[start:end]) for start, end in pairwise(ends)),
+            )
+
+    def _place(self, row: int) -> int:
+        """Return where a row's lengths begin, as of now; those of no row at the end."""
+        if row == len(self._places):
+            return len(self._lengths)
+        return (self._places[row] - self._dropped_keys) % _PLACES
+
+    def _drop_oldest(self) -> None:
+        row = self._dropped_rows
+        if self._last_seqnos[row] != _FORGOTTEN:
+            self._raise_floor(self._vbuckets[row], self._last_seqnos[row])
+        count = self._place(row + 1)
+        # A byte array gives up its front without moving the rest; the columns do not.
+        del self._keys[: sum(self._lengths[:count])]
+        del self._lengths[:count]
+        self._dropped_keys += count
+        self._dropped_rows += 1
+        if self._dropped_rows > max(_DROPPED_ROWS_LEAST, len(self._vbuckets) // 8):
+            for column in (self._vbuckets, self._last_seqnos, self._places):
+                del column[: self._dropped_rows]
+            self._dropped_rows = 0
+
+
+def _lengths(keys: Sequence[bytes]) -> bytes | None:
+    """Return the keys' lengths, ``None`` if one is longer than any memcached takes."""
+    try:
+        return bytes(map(len, keys))
+    except ValueError:
+        return None
+
+
+# --- saving ---------------------------------------------------------------------------------------
+# One document per registered TAP client, one write of it at a time.
+#
+# Saves of the same name follow one another, so that what was asked for last is what stays: a client
+# that is deregistered and comes back at once must not lose its new document to the old one's
+# removal. What is asked for while a write is under way shares the next one.
+
+
+#: At most this many wait for the next write of one name; for others it has failed.
+WAITING_MAX = 16
+
+Done = Callable[[bool], None]
+MakeDocument = Callable[[], bytes | None]
+
+
+class _Line:
+    """Who waits for the write that follows the one under way, and what it is to write."""
+
+    def __init__(self) -> None:
+        self.make: MakeDocument | None = None
+        self.waiting: list[Done] = []
+
+
+class Saves:
+    """The documents of one adapter.
+
+    Attributes:
+        found: documents by name, as they were at the start.
+        stored: names that have a document, or may have one.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        """Load all documents."""
+        self._keeper = keeper
+        self._lines: dict[bytes, _Line] = {}
+        self.found = keeper.load()
+        self.stored = set(self.found)
+
+    def save(self, name: bytes, make: MakeDocument, done: Done) -> None:
+        """Write what `make` returns when its turn comes; `done` hears whether it is on disk."""
+        line = self._lines.get(name)
+        if line is None:
+            self._start(name, make, [done])
+        elif len(line.waiting) >= WAITING_MAX:
+            done(False)
+        else:
+            line.make = make
+            line.waiting.append(done)
+
+    def drop(self, name: bytes, done: Done | None = None) -> None:
+        """Remove a document; saves that wait are told that they failed."""
+        line = self._lines.get(name)
+        heard = [done] if done else []
+        if line is None:
+            self._start(name, _nothing, heard)
+            return
+        line.make = _nothing
+        failed, line.waiting = line.waiting, heard
+        for waiting in failed:
+            waiting(False)
+
+    def _start(self, name: bytes, make: MakeDocument, waiting: list[Done]) -> None:
+        line = self._lines[name] = _Line()
+        document = make()
+        if document is not None:
+            self.stored.add(name)
+
+        def finished(kept: bool) -> None:
+            if kept and document is None:
+                self.stored.discard(name)
+            del self._lines[name]
+            if line.make is not None:
+                self._start(name, line.make, line.waiting)
+            for done in waiting:
+                done(kept)
+
+        self._keeper.save(name, document, finished)
+
+
+def _nothing() -> None:
+    return None

@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uprmc.config import TapSettings
-from uprmc.tap_adapter.consumer import TapConsumer
-from uprmc.tap_adapter.local import LocalUpstream
-from uprmc.tap_adapter.local_keeper import LocalKeeper
+from uprmc.tap_adapter.consumer import Pushes, TapConsumer
+from uprmc.tap_adapter.local import LocalKeeper, LocalUpstream
 from uprmc.tap_adapter.names import Names
-from uprmc.tap_adapter.pushes import Pushes
-from uprmc.tap_adapter.session import Over, Report, TapSession, never
-from uprmc.tap_adapter.tap_registry import TapRegistry
+from uprmc.tap_adapter.session import Over, Report, TapRegistry, TapSession, never
 from uprmc.tap_adapter.upstream import Upstream
 from uprmc.upr.hub import Hub
 

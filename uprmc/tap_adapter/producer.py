@@ -1,8 +1,9 @@
 """One TAP connection fed by UPR streams: what a session sees of it.
 
 Job: begin the streams at TAP_CONNECT, pass answers and the time on. Streams begin in `openings`,
-messages come from `feed`, `send_queue` decides when they leave, `window` remembers what is
-unacknowledged, and `batch` holds what may not leave to a registered client before it is saved.
+messages come from `feed`, the send queue decides when they leave, `window` remembers what is
+unacknowledged, and a `SavedBatch` holds what may not leave to a registered client before it is
+saved.
 
 Note: no message says that a dump or a takeover has ended. The connection is closed when everything
 is acknowledged, and clients take the end of the connection for success.
@@ -12,21 +13,243 @@ Source: TAP reference 3, 5, 6, 7 and 10.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from uprmc.config import TapSettings
 from uprmc.model import VBucketState
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.protocol.tap import Connect, TapOpaque
-from uprmc.tap_adapter.batch import SavedBatch
-from uprmc.tap_adapter.conversation import Conversation
-from uprmc.tap_adapter.feed import Feed
-from uprmc.tap_adapter.names import TapName
-from uprmc.tap_adapter.stream import Phase
-from uprmc.tap_adapter.tap_statistics import TapCounts, TapStatistics, statistics_of
+from uprmc.protocol.tap import Connect, ConnectFlag, TapOpaque
+from uprmc.tap_adapter.conversation import Conversation, Phase
+from uprmc.tap_adapter.feed import PULL_BYTES, Feed
+from uprmc.tap_adapter.names import Names, TapName
 from uprmc.tap_adapter.upstream import Standing, Upstream
 from uprmc.tap_adapter.window import Control, Refused
+
+# --- tap statistics -------------------------------------------------------------------------------
+# What ``stats tap`` shows of one producer, by the names that ep-engine gave and tools read.
+
+
+class TapCounts(NamedTuple):
+    """What a producer counts by itself.
+
+    Attributes:
+        nacks: negative acknowledgements.
+        noops: keep-alives sent.
+        strange_answers: those to nothing that was asked.
+        sent_bytes: of messages.
+    """
+
+    nacks: int = 0
+    noops: int = 0
+    strange_answers: int = 0
+    sent_bytes: int = 0
+
+
+class TapStatistics(NamedTuple):
+    """Numbers of one producer.
+
+    Attributes:
+        flags: `ConnectFlag` bits in force.
+        registered: whether the client's place is kept.
+        vbuckets: those that it gets.
+        messages: sent, items of it in `items`.
+        unacked: messages that are not acknowledged.
+        sent_sequence: number of the newest message.
+        acked_sequence: up to this all is acknowledged.
+        acks_asked: messages that asked to be acknowledged.
+        window_full: whether it must acknowledge before it gets more.
+        paused: whether it rests after a negative acknowledgement.
+        backfills: vBuckets whose backfill is not acknowledged whole.
+        backfill_remaining: seqnos between where these are and where they stood at TAP_CONNECT.
+        corrections: vBuckets whose items are being corrected.
+        counts: see `TapCounts`.
+    """
+
+    flags: int
+    registered: bool
+    vbuckets: tuple[int, ...]
+    messages: int
+    items: int
+    unacked: int
+    sent_sequence: int
+    acked_sequence: int
+    acks_asked: int
+    window_full: bool
+    paused: bool
+    backfills: int
+    backfill_remaining: int
+    corrections: int
+    counts: TapCounts
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return name and text of each, without the prefix ``eq_tapq:NAME:``."""
+        flags = ConnectFlag(self.flags)
+        names = ",".join(str(flag.name).lower() for flag in flags) or "none"
+        return [
+            ("type", "producer"),
+            ("flags", f"{self.flags} ({names})"),
+            ("supports_ack", _yes(bool(flags & ConnectFlag.SUPPORT_ACK))),
+            ("reserved", _yes(self.registered)),
+            ("vb_filters", str(len(self.vbuckets))),
+            ("vb_filter", "{ " + ",".join(map(str, self.vbuckets)) + " }"),
+            ("rec_fetched", str(self.messages)),
+            ("queue_drain", str(self.items)),
+            ("queue_backoff", str(self.counts.nacks)),
+            ("queue_backfillremaining", str(self.backfill_remaining)),
+            ("total_backlog_size", str(self.backfill_remaining)),
+            ("qlen", str(self.backfill_remaining)),
+            ("backfill_completed", _yes(not self.backfills)),
+            ("pending_backfill", _yes(bool(self.backfills))),
+            ("ack_seqno", str(self.sent_sequence)),
+            ("recv_ack_seqno", str(self.acked_sequence)),
+            ("seqno_ack_requested", str(self.acks_asked)),
+            ("ack_log_size", str(self.unacked)),
+            ("ack_window_full", _yes(self.window_full)),
+            ("num_tap_nack", str(self.counts.nacks)),
+            ("total_noops", str(self.counts.noops)),
+            ("paused", "1" if self.paused else "0"),
+            ("suspended", _yes(self.paused)),
+            ("idle", _yes(not self.unacked and not self.backfills)),
+            ("total_bytes_sent", str(self.counts.sent_bytes)),
+            ("strange_answers", str(self.counts.strange_answers)),
+            ("corrections", str(self.corrections)),
+        ]
+
+
+def _yes(value: bool) -> str:
+    return "true" if value else "false"
+
+
+def statistics_of(conversation: Conversation, counts: TapCounts, *, paused: bool) -> TapStatistics:
+    """Return the numbers of a producer."""
+    send_queue = conversation.send_queue
+    window = send_queue.window
+    streams = conversation.streams
+    backfills = [stream for stream in streams.values() if stream.backfilling]
+    remaining = sum(
+        max(0, stream.standing_seqno - stream.position)
+        for stream in streams.values()
+        if stream.phase is not Phase.ENDED
+    )
+    return TapStatistics(
+        conversation.known.flags,
+        conversation.known.registered,
+        tuple(sorted(streams)),
+        send_queue.messages,
+        send_queue.items,
+        window.sent - window.acked,
+        window.sent,
+        window.acked,
+        send_queue.acks_asked,
+        send_queue.is_full,
+        paused,
+        len(backfills),
+        remaining,
+        len(conversation.corrections),
+        counts,
+    )
+
+
+# --- batch ----------------------------------------------------------------------------------------
+# The messages of a registered client that wait until its place is saved.
+#
+# A batch is made, the client's place as it will be with the batch is saved, the batch leaves. So a
+# crash can forget nothing that the client may hold. What is acknowledged later is saved now and
+# then, only so that less is sent again after a restart.
+
+
+#: After this long a place that could not be saved is tried again, and one that has moved is saved.
+SAVE_INTERVAL_S = 1.0
+
+
+class SavedBatch:
+    """Messages that wait until their client's place is saved."""
+
+    def __init__(
+        self, conversation: Conversation, feed: Feed, now: float, stirred: Callable[[], None]
+    ) -> None:
+        """Begin without a batch.
+
+        Args:
+            conversation: the client's.
+            feed: what makes batches.
+            now: monotonic time in seconds.
+            stirred: called when a save has ended.
+        """
+        self._conversation = conversation
+        self._feed = feed
+        self._stirred = stirred
+        self._now = now
+        self._saved_at = now
+        self._again_at: float | None = None
+        self._pieces: list[bytes] = []
+        self._is_safe = False
+        self._is_known = False  # whether a crash would leave any place of it
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is one that has not left."""
+        return bool(self._pieces)
+
+    def fill(self, out: list[bytes], budget: int) -> int:
+        """Append one that is saved, or make one and have it saved; returns the bytes appended."""
+        if not self._pieces:
+            send_queue = self._conversation.send_queue
+            binding = send_queue.binding
+            self._feed.fill(self._pieces, min(budget, PULL_BYTES))
+            if not self._pieces:
+                if self._conversation.urgent:
+                    self._save_place()
+                return 0
+            if send_queue.binding == binding and self._is_known:
+                self._is_safe = True  # a client that forgets these is no worse off
+            else:
+                self._save()
+        if not self._is_safe:
+            return 0
+        pieces, self._pieces = self._pieces, []
+        self._is_safe = False
+        out += pieces
+        self._feed.settle_unasked()
+        return sum(map(len, pieces))
+
+    def tick(self, now: float) -> None:
+        """Learn the monotonic time in seconds."""
+        self._now = now
+        if self._again_at is not None:
+            if now >= self._again_at:
+                self._save()
+            return
+        moved = (self._conversation.dirty or not self._is_known) and not self._pieces
+        if moved and now - self._saved_at >= SAVE_INTERVAL_S:
+            self._save_place()
+
+    def _save_place(self) -> None:
+        self._saved_at = self._now
+        self._conversation.dirty = self._conversation.urgent = False
+        self._conversation.known.save(self._place_saved)
+
+    def _save(self) -> None:
+        self._again_at = None
+        self._conversation.dirty = self._conversation.urgent = False
+        self._conversation.known.save(self._batch_saved)
+
+    def _batch_saved(self, kept: bool) -> None:
+        if kept:
+            self._is_safe = self._is_known = True
+        else:
+            self._again_at = self._now + SAVE_INTERVAL_S
+        self._stirred()
+
+    def _place_saved(self, kept: bool) -> None:
+        self._is_known |= kept
+        self._conversation.dirty |= not kept
+
+
+# --- producer -------------------------------------------------------------------------------------
+
 
 _NOOP = encode_request(Opcode.NOOP)
 _TEMPORARY = frozenset({Status.BUSY, Status.TEMPORARY_FAILURE})
@@ -319,3 +542,56 @@ class TapProducer:
         """The connection is gone: let go of everything."""
         self._conversation.fail("the connection is gone")
         self._conversation.upstream.close()
+
+
+# --- client rows ----------------------------------------------------------------------------------
+# What an adapter tells of its clients, under the names that tools of TAP's time read.
+#
+# Source: TAP reference 7; ep-engine 2.x, ``stats tap``.
+
+
+#: One statistic: name and text.
+Row = tuple[str, str]
+
+
+def prefix_of(name: bytes) -> str:
+    """Return what stands before each of a connection's statistics."""
+    return f"eq_tapq:{text_of(name)}:"
+
+
+def text_of(name: bytes) -> str:
+    """Return a name as text; bytes that are none are escaped."""
+    return name.decode("utf-8", "backslashreplace")
+
+
+def client_rows(known: TapName, unix_minus_monotonic_s: float) -> list[Row]:
+    """Return one client's statistics, without prefix.
+
+    Args:
+        known: the client.
+        unix_minus_monotonic_s: turns monotonic times into Unix times.
+    """
+    producer = known.producer
+    rows = [("reconnects", str(known.reconnects))]
+    if not isinstance(producer, TapProducer):
+        away = [("type", "producer"), ("connected", "false"), ("pending_disconnect", "false")]
+        return [*away, ("reserved", _word(known.registered)), *rows]
+    return [
+        ("created", str(int(known.created_at + unix_minus_monotonic_s))),
+        ("connected", _word(not producer.closed)),
+        ("pending_disconnect", _word(bool(producer.closed))),
+        *rows,
+        *producer.statistics().rows(),
+    ]
+
+
+def all_clients(names: Names, unix_minus_monotonic_s: float) -> Iterator[Row]:
+    """Yield the statistics of every client, with prefixes; connected ones first."""
+    for known in names:
+        prefix = prefix_of(known.name)
+        for name, text in client_rows(known, unix_minus_monotonic_s):
+            yield prefix + name, text
+
+
+def _word(value: bool) -> str:
+    return "true" if value else "false"

@@ -10,13 +10,11 @@ from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.kv.services import StatGroup, StatRows
 from uprmc.protocol.opcodes import MarkerFlag
 from uprmc.server.stats.consumers import largest, remaining
-from uprmc.tap_adapter.client_rows import client_rows, prefix_of, text_of
 from uprmc.tap_adapter.consumer import TapConsumer
 from uprmc.tap_adapter.local import PREFIX
 from uprmc.tap_adapter.names import TapName
 from uprmc.tap_adapter.node_tap import NodeTap
-from uprmc.tap_adapter.producer import TapProducer
-from uprmc.tap_adapter.tap_statistics import TapStatistics
+from uprmc.tap_adapter.producer import TapProducer, TapStatistics, client_rows, prefix_of, text_of
 from uprmc.upr.consumer import Consumer
 from uprmc.upr.hub import Hub
 from uprmc.upr.producer import Producer

@@ -10,8 +10,8 @@ from uprmc.errors import StoreError, StoreTaken
 from uprmc.server.log import Log, Throttle
 from uprmc.server.stats.consumers import INTERVAL_S
 from uprmc.server.work.turns import InSlices, LongWork, Ticker
-from uprmc.tap_adapter.client_rows import text_of
-from uprmc.tap_adapter.tap_registry import TapRegistry
+from uprmc.tap_adapter.producer import text_of
+from uprmc.tap_adapter.session import TapRegistry
 from uprmc.upr.hub import Hub
 from uprmc.upr.replication import Replication
 
