@@ -28,9 +28,8 @@ from tests.documents import (
     section,
 )
 from uprmc.errors import RangeExceeded
-from uprmc.kv.connection_commands import _GRANTED
-from uprmc.kv.parameters import _PARAMETERS
-from uprmc.kv.upr_commands import _KNOWN_FLAGS, NAME_MAX_BYTES
+from uprmc.kv.admin import _PARAMETERS
+from uprmc.kv.connection_commands import _GRANTED, _KNOWN_FLAGS, NAME_MAX_BYTES
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketState
 from uprmc.protocol.control import CONTROLS
 from uprmc.protocol.management import WithMetaOption

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fuzz import grammar, upr_grammar
 from tests.fuzz.harness import run
-from uprmc.kv.command_table import HANDLERS
+from uprmc.kv.binary import HANDLERS
 from uprmc.kv.conversation import Conversation
 
 #: Requests of one seed; more requests mean more seeds.

@@ -24,7 +24,7 @@ def user(name: str, roles: frozenset[Role]) -> User:
 
 
 class HandDoor:
-    """Implements `kv.door.Door`.
+    """Implements `kv.roles.Door`.
 
     Attributes:
         notes: what would be in the audit log.

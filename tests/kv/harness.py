@@ -15,7 +15,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.fetcher import Fetch
 from uprmc.errors import StoreFull
 from uprmc.kv.services import Services, StatGroup
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
 from uprmc.model import Item, VBucketState
 from uprmc.ports import Session
 from uprmc.storage.memory import MemoryStore

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.contents import table_of
 from tests.kv.binary_peer import Peer, answer, counter, error, frame, get_hit, store, u32
 from tests.kv.harness import Rig, drained, talk, talk_in_pieces
-from uprmc.kv.binary_session import BinarySession
+from uprmc.kv.binary import BinarySession
 
 GET, SET, ADD, REPLACE, DELETE, INCR, DECR, QUIT, FLUSH, GETQ, NOOP, VERSION = range(12)
 GETK, GETKQ, APPEND, PREPEND, STAT, SETQ = 0x0C, 0x0D, 0x0E, 0x0F, 0x10, 0x11

@@ -17,7 +17,7 @@ import pytest
 from tests.kv.binary_peer import Peer, counter, frame, store, u32
 from tests.kv.harness import Rig, drained_with_waits, talk
 from uprmc.engine.vbucket import VBucket
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
 from uprmc.model import Item
 from uprmc.record import unpack
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from interop.wire import Reply, frame, split_replies, store
 from tests.kv.door import PASSWORD, HandDoor, Visitor
 from tests.kv.harness import Rig
-from uprmc.kv.door import STRANGER_MAX_BYTES
-from uprmc.kv.roles import OPEN_OPCODES
+from uprmc.kv.roles import OPEN_OPCODES, STRANGER_MAX_BYTES
 from uprmc.login.credentials import Credentials
 from uprmc.login.exchange import exchange_for
 from uprmc.login.mechanisms import Mechanism, mechanism_named

@@ -7,7 +7,7 @@ import pytest
 from tests.kv.binary_peer import answer, error, frame, store
 from tests.kv.harness import Rig, talk
 from uprmc.kv.session import Negotiation
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
 from uprmc.kv.upr_session import ClientSession
 from uprmc.ports import Session
 

@@ -10,8 +10,8 @@ from interop.wire import counter, frame, store
 from tests.kv.door import EVERY_ROLE, HandDoor, Visitor
 from tests.kv.harness import Rig
 from tests.kv.test_login import AUTH_ERROR, NO_ACCESS, OK, plain, replies, statuses
-from uprmc.kv import meta_commands, text_commands, text_conversation
-from uprmc.kv.command_table import HANDLERS
+from uprmc.kv import meta_commands, text, text_commands
+from uprmc.kv.binary import HANDLERS
 from uprmc.kv.roles import (
     FINER,
     OPEN_OPCODES,
@@ -22,7 +22,7 @@ from uprmc.kv.roles import (
     role_of,
     role_of_word,
 )
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
 from uprmc.login.users import Role
 from uprmc.protocol.control import MANAGE, WATERMARKS
 from uprmc.protocol.opcodes import QUIET, SHAPES, Opcode, opcode_name
@@ -39,9 +39,9 @@ PRODUCER, CONSUMER = 1, 0
 
 NONE: frozenset[Role] = frozenset()
 WORDS = {
-    *text_conversation._BLOCKS,
-    *text_conversation._ALWAYS_ANSWERED,
-    *text_conversation._OWN,
+    *text._BLOCKS,
+    *text._ALWAYS_ANSWERED,
+    *text._OWN,
     *text_commands.COMMANDS,
     *meta_commands.COMMANDS,
 }

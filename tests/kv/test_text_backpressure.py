@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.kv.harness import Rig, talk
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
 
 LIMIT = 64 * 1024
 VALUE_BYTES = 10_000

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.kv.harness import NOON, PULL_BYTES, Rig, drained_with_waits, talk
-from uprmc.kv.text_crawler import DUMPS_MOST
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
+from uprmc.kv.text_commands import DUMPS_MOST
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.contents import table_of
 from tests.kv.harness import Rig, drained, drained_with_waits, talk, talk_in_pieces
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
 from uprmc.ports import Session
 
 KEYS = st.sampled_from([b"a", b"b", b"counter", b"k" * 250, b"k" * 251])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.kv.harness import Rig, drained, talk, talk_in_pieces
 from tests.kv.test_binary_stream import answered, state
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
 
 keys = st.sampled_from([b"a", b"bb", b"a-longer-key", b"k" * 250, b"k" * 251, b"\xff\x00", b""])
 numbers = st.sampled_from(

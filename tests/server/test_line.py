@@ -11,7 +11,7 @@ from tests.kv.harness import Rig
 from tests.server.support import Client, Loop, Node
 from tests.server.test_listener import Served
 from uprmc.core.form import COMPILED, FORM
-from uprmc.kv.binary_session import BinarySession
+from uprmc.kv.binary import BinarySession
 from uprmc.server.net.transport import Direct
 
 GET, SET, DELETE, NOOP, GETKQ, VERSION, APPEND = 0x00, 0x01, 0x04, 0x0A, 0x0D, 0x0B, 0x0E

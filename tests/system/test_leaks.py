@@ -26,7 +26,7 @@ from tests.server.certificates import make_certificate
 from tests.server.support import Loop
 from tests.system.support import node_here
 from uprmc.kv.session import Negotiation
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession
 from uprmc.kv.upr_session import ClientSession
 from uprmc.server import system
 from uprmc.server.net.adapter import SessionProtocol, _Rejection

@@ -53,7 +53,7 @@ from tests.upr.peer import (
 )
 from tests.upr.test_watermarks_on_the_wire import accepted, connected, report
 from uprmc.engine.vbucket import Forgetting
-from uprmc.kv.lease_commands import SLICE_BYTES, SLICE_RECORDS
+from uprmc.kv.vbucket_commands import SLICE_BYTES, SLICE_RECORDS
 from uprmc.model import SnapshotRange, VBucketState
 
 

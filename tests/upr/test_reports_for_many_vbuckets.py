@@ -29,8 +29,7 @@ from tests.upr.peer import (
 )
 from tests.upr.test_watermarks_on_the_wire import BACKUP, XDCR, delete, limit, purge, read, records
 from uprmc.engine.watermarks.storing import RAISED_WRITTEN_S
-from uprmc.kv.upr_session import UprSession
-from uprmc.kv.watermark_reports import answers_to_reports
+from uprmc.kv.upr_session import UprSession, answers_to_reports
 from uprmc.model import VBucketState
 from uprmc.upr.peer import UprRequest
 from uprmc.upr.producer import Producer

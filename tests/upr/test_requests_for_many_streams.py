@@ -25,7 +25,7 @@ from tests.upr.peer import (
     upr_rig,
     write,
 )
-from uprmc.kv.stream_requests import ANSWERED_AT_ONCE
+from uprmc.kv.upr_session import ANSWERED_AT_ONCE
 from uprmc.model import VBucketState
 from uprmc.protocol.upr_many import STREAM_REQUESTS_MAX_BYTES
 

@@ -22,7 +22,7 @@ from uprmc.errors import (
     NotMyVBucket,
     TemporaryFailure,
 )
-from uprmc.kv.command_table import HANDLERS
+from uprmc.kv.binary import HANDLERS
 from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.server.node import Node

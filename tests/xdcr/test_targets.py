@@ -14,7 +14,7 @@ from tests.system.test_replication import delete
 from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.errors import ConfigError, InvalidArguments, KeyExists
 from uprmc.kv import connection_commands
-from uprmc.kv.command_table import HANDLERS
+from uprmc.kv.binary import HANDLERS
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.server.work.links import FILE_MAX_BYTES, read_in

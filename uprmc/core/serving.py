@@ -89,7 +89,7 @@ def line(connection: Any, protocol: Any, session: Any, serving: Any, limit: int)
     Args:
         connection: the transport, a `server.transport.Direct`.
         protocol: the `server.adapter.SessionProtocol`.
-        session: its `kv.binary_session.BinarySession`.
+        session: its `kv.binary.BinarySession`.
         serving: what serves that session.
         limit: as of `Serving.serve`.
     """

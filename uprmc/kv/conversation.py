@@ -60,7 +60,6 @@ class Conversation:
         "_pending",
         "_resting",
         "_running",
-        "_services",
         "_serving",
         "_source",
         "_unsent",
@@ -69,6 +68,7 @@ class Conversation:
         "_wanted",
         "closing",
         "input_full",
+        "services",
         "successor",
     )
 
@@ -76,7 +76,7 @@ class Conversation:
         self.closing = False
         self.input_full = False
         self.successor: Session | None = None
-        self._services = services
+        self.services = services
         self._wake = wake
         self._max_unsent = services.settings.max_unsent_bytes
         self._answer_limit = min(self._max_unsent, ANSWER_BYTES)
@@ -99,7 +99,7 @@ class Conversation:
 
     def receive_data(self, data: bytes) -> None:
         """Take the next bytes from the peer; see `ports.Session`."""
-        bucket = self._services.bucket
+        bucket = self.services.bucket
         bucket.account.tell_time(bucket.clock.now())  # once for all changes that are in `data`
         if self._held or self._discard or self.closing or self.input_full:
             self._receive_slowly(data)
@@ -113,7 +113,7 @@ class Conversation:
 
     def answer(self, data: bytes) -> bytes | None:
         """See `ports.Answering`."""
-        bucket, serving = self._services.bucket, self._serving
+        bucket, serving = self.services.bucket, self._serving
         if (
             serving is None
             or self._held
@@ -143,9 +143,9 @@ class Conversation:
 
     def tick(self, now: float) -> None:
         """Pass the time to the command that waits; end the conversation of a user who is gone."""
-        door = self._services.door
+        door = self.services.door
         if door is not None and not self.closing and door.over(now):
-            self._close()
+            self.close()
         if self._pending is not None:
             self._pending.tick(now)
 
@@ -216,7 +216,7 @@ class Conversation:
         raise NotImplementedError  # abstract: both sessions define it
 
     def _count_served(self, serving: Serving) -> None:
-        stats = self._services.bucket.stats
+        stats = self.services.bucket.stats
         if hits := serving.hits:
             stats.cmd_get += hits
             stats.get_hits += hits
@@ -258,29 +258,29 @@ class Conversation:
             self._out.append(piece)
             self._unsent += len(piece)
 
-    def _close(self, misuse: str = "") -> None:
+    def close(self, misuse: str = "") -> None:
         """Close after the replies so far; `misuse` describes the peer's error, for the log."""
         self.closing = True
         if misuse:
-            self._services.report_misuse(misuse)
+            self.services.report_misuse(misuse)
 
     def _fetch(self, missing: NotResident) -> None:
         """Wait for values from disk; then the command that needs them is carried out again."""
         self._waiting = True
         wanted = [(missing.vbucket, key) for key in missing.keys]
-        self._services.bucket.fetcher.want(wanted, self._fetched)
+        self.services.bucket.fetcher.want(wanted, self._fetched)
 
-    def _suspend(self) -> Callable[[], None]:
+    def suspend(self) -> Callable[[], None]:
         """Stop after the present command; returns a function that resumes (call it once)."""
         self._waiting = True
-        return self._resume
+        return self.resume
 
-    def _wait(self, pending: Pending) -> None:
+    def wait(self, pending: Pending) -> None:
         """Stop after the present command until `pending`, which may time out, calls `_resume`."""
         self._waiting = True
         self._pending = pending
 
-    def _send_from(self, source: Iterator[bytes]) -> None:
+    def send_from(self, source: Iterator[bytes]) -> None:
         """Create the reply to the present command while it is being sent.
 
         An empty piece means that it has taken a while: it continues after others have had their
@@ -325,7 +325,7 @@ class Conversation:
             if self._unsent >= budget:
                 return
         self._source = None
-        self._resume()
+        self.resume()
 
     def _continue(self) -> None:
         """Continue with the input that was kept."""
@@ -345,9 +345,9 @@ class Conversation:
 
     def _fetched(self, ok: bool) -> None:
         self._fetch_failed = not ok
-        self._resume()
+        self.resume()
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
         self._waiting = False
         self._pending = None
         if self._lost or self._running:

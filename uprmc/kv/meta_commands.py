@@ -12,7 +12,7 @@ these exceptions:
 * An ``ms`` that is too large removes the old document only in the mode that replaces it.
 * ``T`` and ``N`` take effect before the other flags, at any position; if both are present, the
   later one is the expiry time of a new document.
-* The marks (stale, won) are gone when the document changes in any way; see `engine.meta_marks`.
+* The marks (stale, won) are gone when the document changes in any way; see `engine.bucket`.
 
 Refusals of the engine that have no meta reply of their own are raised.
 
@@ -28,7 +28,7 @@ from uprmc.engine.memory import absolute_expiry
 from uprmc.engine.vbucket import StoreMode, VBucket
 from uprmc.errors import CommandError, KeyExists, KeyNotFound, Locked, NotResident, NotStored
 from uprmc.kv import operations
-from uprmc.kv.door import require
+from uprmc.kv.roles import require
 from uprmc.kv.services import ITEM_HEADER_BYTES, Services
 from uprmc.kv.text_commands import compared_cas, most_value_bytes
 from uprmc.login.users import Role

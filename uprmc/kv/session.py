@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from uprmc.kv.services import Services
-from uprmc.kv.text_login import TextStranger
-from uprmc.kv.text_session import TextSession
+from uprmc.kv.text import TextSession, TextStranger
 from uprmc.kv.upr_session import ClientSession
 from uprmc.ports import Session
 from uprmc.protocol.opcodes import MAGIC_REQUEST

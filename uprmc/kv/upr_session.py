@@ -10,12 +10,18 @@ request, it gets `GENTLE_PULL_BYTES` at a time, and after each such portion a no
 there is still something to stop, although the kernel would accept the complete stream at once. A
 peer that is served less than a portion at a time, as with live changes, is never kept waiting.
 
-Source: UPR reference 2 and 8.
+**Many at once**: each stream of STREAM_REQUESTS is started, and each report of HWT_REPORTS is
+taken, as if it had come alone. One request may name a thousand streams, and each takes some 20 us.
+So there is an answer for every `ANSWERED_AT_ONCE` of them, and others have their turn in between.
+Reports that only raise watermarks, or make rows that nothing is against, take a few microseconds
+each; many of them are taken in one turn, and fewer of the others.
+
+Source: UPR reference 2 and 8; docs/extensions.md.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from uprmc.engine.watermarks.table import Outpaced
 from uprmc.errors import (
@@ -25,27 +31,161 @@ from uprmc.errors import (
     RollbackRequired,
     StreamNotFound,
 )
-from uprmc.kv.binary_conversation import Request
-from uprmc.kv.binary_session import BinarySession
-from uprmc.kv.door import Door, require
-from uprmc.kv.refusals import REFUSALS
-from uprmc.kv.stream_requests import answers_to_starts
-from uprmc.kv.watermark_reports import answers_to_reports
+from uprmc.kv.binary import BinarySession, Request
+from uprmc.kv.refusals import REFUSALS, refusal_of
+from uprmc.kv.roles import Door, require
 from uprmc.login.users import Role
 from uprmc.protocol.control import MANAGE, WATERMARKS
-from uprmc.protocol.header import ResponseFrame, encode_request, unpack_request
+from uprmc.protocol.header import ResponseFrame, encode_request, encode_response, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
-from uprmc.protocol.upr import ROLLBACK_VALUE, check_deletion
+from uprmc.protocol.upr import ROLLBACK_VALUE, check_deletion, decode_term
+from uprmc.protocol.upr_many import (
+    MORE_ANSWERS,
+    STREAM_REQUESTS_EXTRAS,
+    StreamAnswer,
+    StreamStart,
+    encode_stream_answers,
+)
 from uprmc.protocol.watermarks import (
     HWT_PURGED_EXTRAS,
     ID_MAX_BYTES,
     OP_REMOVE,
+    ReportExtras,
     decode_report,
 )
-from uprmc.protocol.watermarks_many import REPORTS_EXTRAS
+from uprmc.protocol.watermarks_many import (
+    REPORTS_EXTRAS,
+    REPORTS_REPLY_EXTRAS,
+    ROWS_FOLLOW,
+    OneReport,
+    Refused,
+    ReportsHead,
+    encode_refused,
+)
 from uprmc.upr.consumer import Consumer
-from uprmc.upr.peer import Due, Negotiated, Peer, UprRequest
+from uprmc.upr.peer import Answer, Due, Negotiated, Peer, UprRequest
 from uprmc.upr.producer import Producer
+
+# --- many streams at once -----------------------------------------------------------------------
+
+
+#: At most this many streams are started in one turn.
+ANSWERED_AT_ONCE = 64
+
+
+def answers_to_starts(producer: Producer, request: UprRequest) -> Iterator[bytes]:
+    """Start streams; yield answers, and an empty piece where others are to have their turn.
+
+    Raises:
+        CommandError, RemoteProtocolError: refused as a whole.
+    """
+    return _answers_of(producer, request.opaque, producer.starts(request))
+
+
+def _answers_of(producer: Producer, opaque: int, starts: Sequence[StreamStart]) -> Iterator[bytes]:
+    for first in range(0, len(starts), ANSWERED_AT_ONCE):
+        end = first + ANSWERED_AT_ONCE
+        more = end < len(starts)
+        rows = [_answer(producer, start) for start in starts[first:end]]
+        yield encode_response(
+            Opcode.STREAM_REQUESTS,
+            extras=STREAM_REQUESTS_EXTRAS.pack(MORE_ANSWERS if more else 0),
+            value=encode_stream_answers(rows),
+            opaque=opaque,
+        )
+        if more:
+            yield b""
+
+
+def _answer(producer: Producer, start: StreamStart) -> StreamAnswer:
+    try:
+        answer = producer.start(start)
+    except RollbackRequired as error:
+        value = ROLLBACK_VALUE.pack(error.seqno)
+        return StreamAnswer(start.opaque, Status.ROLLBACK, 0, value)
+    except REFUSALS as error:
+        status, _ = refusal_of(error, start.opcode, with_lock_errors=False)
+        return StreamAnswer(start.opaque, status, 0, b"")
+    return StreamAnswer(start.opaque, Status.SUCCESS, decode_term(answer.extras), answer.value)
+
+
+# --- many reports at once -----------------------------------------------------------------------
+
+
+#: This many reports are looked at in one turn; fewer of those that may change more than watermarks.
+_LOOKED_AT_AT_ONCE = 512
+TAKEN_AT_ONCE = 128
+
+#: To tell that a client was outpaced takes as long as this many reports: an event with keys.
+_OUTPACED_AS_REPORTS = 4
+
+
+def answers_to_reports(producer: Producer, request: UprRequest) -> Iterator[bytes]:
+    """Take reports; yield the answer, and an empty piece where others are to have their turn.
+
+    If there is a new row, the last answer comes by way of the registration, once that is on disk.
+
+    Raises:
+        CommandError, RemoteProtocolError: refused as a whole.
+    """
+    return _answers_to(producer, request, *producer.reports(request))
+
+
+def _answers_to(
+    producer: Producer, request: UprRequest, head: ReportsHead, reports: Sequence[OneReport]
+) -> Iterator[bytes]:
+    registration = producer.registration
+    refused: list[Refused] = []
+    on_disk = True
+    for number, part in enumerate(_parts(reports, _LOOKED_AT_AT_ONCE)):
+        if number:
+            yield b""
+        if not producer.options.manages:
+            part, stored = registration.take_all(request.key, head, part)
+            on_disk = on_disk and stored
+        taken = 0
+        for report in part:
+            if taken >= TAKEN_AT_ONCE:
+                taken = 0
+                yield b""
+            taken += 1
+            try:
+                on_disk = _take(producer, request.key, head, report) and on_disk
+            except REFUSALS as error:
+                refused.append(_refused(report.vbucket, error))
+                taken += _OUTPACED_AS_REPORTS * isinstance(error, Outpaced)
+    lifetime_s = registration.granted_s(head)
+    if refused or on_disk:
+        yield encode_response(
+            Opcode.HWT_REPORTS,
+            extras=REPORTS_REPLY_EXTRAS.pack(lifetime_s, 0 if on_disk else ROWS_FOLLOW),
+            value=encode_refused(refused),
+            opaque=request.opaque,
+        )
+    if not on_disk:
+        extras = REPORTS_REPLY_EXTRAS.pack(lifetime_s, 0)
+        registration.when_registered(request, Answer(extras))
+
+
+def _parts(reports: Sequence[OneReport], most: int) -> Iterator[Sequence[OneReport]]:
+    return (reports[first : first + most] for first in range(0, len(reports), most))
+
+
+def _take(producer: Producer, name: bytes, head: ReportsHead, report: OneReport) -> bool:
+    """Take one report; return whether its row is on disk."""
+    vbucket, watermark, uuid, meta = report
+    asked = ReportExtras(watermark, head.lifetime_s, head.kind, head.op, uuid or None)
+    manages = producer.options.manages
+    return producer.registration.take(vbucket, name, asked, meta, manages=manages).on_disk
+
+
+def _refused(vbucket: int, error: Exception) -> Refused:
+    if isinstance(error, Outpaced):
+        return Refused(vbucket, Status.ROLLBACK, error.seqno, error.purge_seqno, *error.former)
+    if isinstance(error, RollbackRequired):
+        return Refused(vbucket, Status.ROLLBACK, error.seqno)
+    return Refused(vbucket, refusal_of(error, Opcode.HWT_REPORT, with_lock_errors=False)[0])
+
 
 GENTLE_BYTES = 64 * 1024
 GENTLE_PULL_BYTES = 2 * 1024
@@ -143,7 +283,7 @@ class UprSession(BinarySession):
             self._send(encode_request(Opcode.UPR_NOOP, opaque=NOOP_OPAQUE))
         elif due is Due.HANG_UP:
             self.services.bucket.stats.upr_dead += 1
-            self._close()
+            self.close()
 
     @property
     def answers(self) -> bool:
@@ -193,17 +333,17 @@ class UprSession(BinarySession):
 
     def _hang_up(self, _why: str) -> None:
         """End the conversation at once, also with a peer that reads nothing and is never pulled."""
-        self._close()
+        self.close()
         self._wake()
 
-    def _close(self, misuse: str = "") -> None:
+    def close(self, misuse: str = "") -> None:
         """See `Conversation`; what a slow peer has not taken keeps nothing of the store."""
-        super()._close(misuse)
+        super().close(misuse)
         self.peer.release_views()
 
     def begin_anew(self) -> None:
         """Hang up: a stream belongs to the user who opened it."""
-        self._close("a login on a connection with streams")
+        self.close("a login on a connection with streams")
 
     # --- frames ---------------------------------------------------------------------------------
 
@@ -234,7 +374,7 @@ class UprSession(BinarySession):
                 ResponseFrame(opcode, status, b"", extras, value, opaque, cas, datatype)
             )
         except RemoteProtocolError as error:
-            self._close(str(error))
+            self.close(str(error))
         return length
 
     def _most_of(self, opaque: int) -> int:
@@ -251,7 +391,7 @@ class UprSession(BinarySession):
     def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
         """See `BinarySession`; a change that is left out would go unnoticed."""
         if isinstance(self.peer, Consumer) and request.opcode == Opcode.UPR_MUTATION:
-            self._close(f"a document of vBucket {request.number} is above kv.max_item_bytes")
+            self.close(f"a document of vBucket {request.number} is above kv.max_item_bytes")
         return super()._refuse_large_value(request, length, available)
 
     def _number_in(self, opcode: int, number: int, key: bytes) -> int:
@@ -279,7 +419,7 @@ class UprSession(BinarySession):
                 check_deletion(request.extras, request.value)
             answer = self.peer.handle(_passed_on(request))
         except OutOfPlace as error:
-            self._close(str(error))
+            self.close(str(error))
         except Outpaced as error:
             extras = HWT_PURGED_EXTRAS.pack(error.purge_seqno, *error.former)
             value = ROLLBACK_VALUE.pack(error.seqno)
@@ -330,7 +470,7 @@ class UprSession(BinarySession):
         except REFUSALS as error:
             self._refuse(request.opcode, request.opaque, error)
         else:
-            self._send_from(replies)
+            self.send_from(replies)
 
 
 def _operation(request: Request) -> int:
@@ -370,7 +510,7 @@ class ClientSession(BinarySession):
 
     def begin_anew(self) -> None:
         """Let a session of the same kind carry the conversation on for another user."""
-        successor = ClientSession(self._services, self._wake, by_key=self.by_key)
+        successor = ClientSession(self.services, self._wake, by_key=self.by_key)
         _agree(successor, self)
         self._become(successor)
 

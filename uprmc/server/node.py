@@ -25,8 +25,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Warmup, WarmupState
 from uprmc.kv.cluster_map import ClusterMap
-from uprmc.kv.control import Control
-from uprmc.kv.services import Services
+from uprmc.kv.services import Control, Services
 from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState, conflict_rule
 from uprmc.ports import Session

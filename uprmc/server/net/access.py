@@ -406,7 +406,7 @@ class Access:
     def check(
         self, peer: str, credentials: Credentials, checked: Callable[[bool | None], None]
     ) -> None:
-        """Check a password in the thread; see `kv.door.Door`."""
+        """Check a password in the thread; see `kv.roles.Door`."""
         name, now = credentials.username, self._reactor.seconds()
         known = self.brakes.knows(peer, name)
         if self._waiting >= WAITING_MAX * (2 if known else 1):
@@ -478,7 +478,7 @@ class Access:
         return self.brakes.wait_s(peer, name, self._reactor.seconds()) != 0.0
 
     def claims(self, name: str, client: bytes, *, leaves: bool) -> bool:
-        """See `kv.door.Door`; a client of a user who is gone is free."""
+        """See `kv.roles.Door`; a client of a user who is gone is free."""
         owner = self._clients.pop(client, None)
         if owner not in (None, name) and self.users.find(str(owner)) is not None:
             self._clients[client] = str(owner)
@@ -495,7 +495,7 @@ class Access:
 
 
 class ConnectionDoor:
-    """See `kv.door.Door`."""
+    """See `kv.roles.Door`."""
 
     def __init__(self, access: Access, peer: str, listener: str, *, plain: bool) -> None:
         self.plain = plain

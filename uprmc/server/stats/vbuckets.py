@@ -21,8 +21,8 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Origin
 from uprmc.engine.watermarks.pinning import Client
 from uprmc.engine.watermarks.rows import Row
+from uprmc.kv.admin import PERSISTED_CHECKPOINT, last_closed
 from uprmc.kv.services import StatGroup, StatRows
-from uprmc.kv.tap_commands import PERSISTED_CHECKPOINT, last_closed
 from uprmc.model import SnapshotRange, VBucketState
 
 if TYPE_CHECKING:
