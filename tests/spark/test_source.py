@@ -240,6 +240,25 @@ def test_json_documents_become_columns(spark: SparkSession, tmp_path: Path) -> N
         assert set(found) == {"a", "b", "c"}
 
 
+def test_no_value_is_lost_to_a_name_that_differs_in_case_or_comes_twice(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    texts = [b'{"Id": 1}', b'{"iD": 2}', b'{"l": [{"p": 3}, {"P": 4}]}', b'{"d": 5, "d": "six"}']
+    with start_uprmc(tmp_path / "data", "--vbuckets", "4") as server:
+        here.put(server, {b"%d" % n: text for n, text in enumerate(texts)})
+        before = spark.conf.get("spark.sql.caseSensitive")
+        rows = uprmc.spark.read_json(spark, str(server.upr)).collect()
+        assert spark.conf.get("spark.sql.caseSensitive") == before
+    found = {row["key"]: row["doc"].asDict(True) for row in rows}
+    assert [sorted(found["0"]), found["0"]["Id"], found["1"]["iD"]] == [
+        ["Id", "d", "iD", "l"],
+        1,
+        2,
+    ]
+    assert found["2"]["l"] == [{"p": 3, "P": None}, {"p": None, "P": 4}]
+    assert found["3"]["d"] == "six"
+
+
 def test_all_actions_of_a_dataframe_read_one_moment_from_one_lease(
     load: Callable[..., DataFrame], servers: str, node: ServerProcess
 ) -> None:

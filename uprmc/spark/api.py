@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -224,11 +225,39 @@ def infer_schema(
     if sample_size < 1:
         raise BadOption(f"sampleSize: {sample_size} is not 1 or more")
     texts = _texts(_sample(spark, servers, sample_size, options))
-    found = spark.read.option("columnNameOfCorruptRecord", _OWN_CORRUPT).json(texts).schema
+    with _exact_names(spark):
+        found = spark.read.option("columnNameOfCorruptRecord", _OWN_CORRUPT).json(texts).schema
     fields = [field for field in found.fields if field.name != _OWN_CORRUPT]
     if not fields:
         raise BadSchema("no document of the sample is a JSON object: give a schema")
-    return type(found)(fields)
+    return _each_name_once(type(found)(fields))
+
+
+@contextmanager
+def _exact_names(spark: Any) -> Iterator[None]:
+    """Keep Spark from taking two names that differ in case only for one, which loses values."""
+    name = "spark.sql.caseSensitive"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
+
+
+def _each_name_once(found: Any) -> Any:
+    """Return a type without second fields of one name, which a document with such a name causes."""
+    from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+
+    if isinstance(found, ArrayType):
+        return ArrayType(_each_name_once(found.elementType), found.containsNull)
+    if not isinstance(found, StructType):
+        return found
+    types: dict[str, Any] = {}
+    for field in found.fields:
+        type_ = _each_name_once(field.dataType)
+        types[field.name] = type_ if types.get(field.name, type_) == type_ else StringType()
+    return StructType([StructField(name, type_) for name, type_ in types.items()])
 
 
 def read_json(
