@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import struct
 import threading
@@ -12,6 +13,7 @@ import pytest
 
 from interop.wire import GET, HEADER, SET, vbucket_of
 from tests.client.fake_kv_node import (
+    ALL_SEQNOS,
     BUSY,
     HANG_UP,
     NOT_MY_VBUCKET,
@@ -20,12 +22,14 @@ from tests.client.fake_kv_node import (
 )
 from tests.codec.frames import Frame, reply
 from tests.codec.node import TIMEOUT_S
-from uprmc.client import kv_pipeline
+from uprmc.client import kv_rounds
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv import KvClient, OutcomeUnknown, SomeFailed
-from uprmc.client.kv_pipeline import WINDOW
+from uprmc.client.kv_rounds import WINDOW
 from uprmc.errors import NotMyVBucket, OutOfMemory, TemporaryFailure, UnknownCommand
 from uprmc.remote import directory
+from uprmc.remote.blocking import Line
+from uprmc.remote.requests import NodeReply
 
 DOCUMENTS = {b"key-%d" % number: b"value-%d" % number for number in range(2 * WINDOW + 10)}
 
@@ -96,6 +100,33 @@ def test_a_vbucket_that_moved_is_asked_for_elsewhere() -> None:
         moved = {key for key in DOCUMENTS if vbucket_of(key, 4) >= 2}
         assert new.documents.keys() == moved
         assert kv.get_many(DOCUMENTS).keys() == DOCUMENTS.keys()
+
+
+def test_a_refusal_with_a_map_that_knows_terms_leads_to_the_next_node_at_once() -> None:
+    """Several keys of each vBucket are refused in one round, and nobody is asked again."""
+    keys = [*keys_of(0, 3), *keys_of(1, 3)]
+    with FakeKvNode(term=1) as old, FakeKvNode(term=2) as new:
+        new.active = set()
+        chains: dict[str, object] = {
+            "serverList": [old.place, new.place],
+            "vBucketMap": [[1], [1], [0], [0]],
+            "terms": [2, 2, 1, 1],
+        }
+
+        def script(node: FakeKvNode, asked: Frame) -> object:
+            if asked.vbucket in node.active:
+                return None
+            value = json.dumps({"vBucketServerMap": chains}).encode()
+            return reply(asked, NOT_MY_VBUCKET, value=value)
+
+        old.script = script
+        with KvClient([old.place, new.place]) as kv:
+            surveys = len(old.requests(ALL_SEQNOS))
+            old.active -= {0, 1}
+            new.active |= {0, 1}
+            assert kv.set_many(dict.fromkeys(keys, b"v")).keys() == set(keys)
+            assert len(old.requests(ALL_SEQNOS)) == surveys
+        assert new.documents.keys() == set(keys)
 
 
 def test_a_vbucket_that_is_nowhere_for_a_moment_is_waited_for() -> None:
@@ -260,8 +291,8 @@ def test_a_node_that_falls_silent_is_given_up() -> None:
             kv.set_many(DOCUMENTS)
         assert {vbucket_of(key, 4) for key in told.value.unknown} == {0, 1}
         assert lively.documents.keys() == told.value.done.keys()
-        assert f"the node at {silent.place} does not answer: silent for 0.2 s" in str(told.value)
-        with pytest.raises(NodeError, match="does not answer"):
+        assert f"the node at {silent.place} said nothing for 0.2 s" in str(told.value)
+        with pytest.raises(NodeError, match="said nothing for"):
             kv.get(keys_of(0, 1)[0])
 
 
@@ -287,14 +318,14 @@ def test_an_interrupted_wait_leaves_no_answers_for_the_next_one(
         held.append(node.usual(asked))
         return b"".join(held) if asked.key == b"next" else b""
 
-    receive_some = NodeConnection.receive_some
+    read = Line.read
 
-    def interrupted(connection: NodeConnection, limit_bytes: int) -> bytes:
-        receive_some(connection, limit_bytes)
+    def interrupted(line: Line[NodeConnection, NodeReply]) -> None:
+        read(line)
         raise KeyboardInterrupt
 
     with FakeKvNode(script=script) as node, KvClient(node.place) as kv:
-        monkeypatch.setattr(NodeConnection, "receive_some", interrupted)
+        monkeypatch.setattr(Line, "read", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kv.get_many(DOCUMENTS)
         monkeypatch.undo()
@@ -304,22 +335,24 @@ def test_an_interrupted_wait_leaves_no_answers_for_the_next_one(
 def test_what_is_answered_after_sending_failed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = threading.Event()
     pieces = []
-    send_some = NodeConnection.send_some
+    write = Line.write
 
-    def fails_once(connection: NodeConnection, data: memoryview) -> int:
-        pieces.append(len(data))
-        if len(pieces) == 2:
-            failed.set()
-            raise NodeError("the node is gone: Broken pipe")
-        return send_some(connection, data)
+    def fails_once(line: Line[NodeConnection, NodeReply]) -> None:
+        pieces.append(line)
+        if len(pieces) != 2:
+            write(line)
+            return
+        failed.set()
+        line.window.next_piece()
+        line._deaf = NodeError("the node is gone: Broken pipe")
 
     def script(node: FakeKvNode, asked: Frame) -> object:
         assert failed.wait(TIMEOUT_S)
         return None
 
     with FakeKvNode(script=script) as node, KvClient(node.place, timeout_s=0.2) as kv:
-        monkeypatch.setattr(kv_pipeline, "PIECE_BYTES", 1)
-        monkeypatch.setattr(NodeConnection, "send_some", fails_once)
+        monkeypatch.setattr(kv_rounds, "PIECE_BYTES", 1)
+        monkeypatch.setattr(Line, "write", fails_once)
         assert kv.set_many(DOCUMENTS).keys() == DOCUMENTS.keys()
         assert node.connections == 2
 
@@ -346,7 +379,7 @@ def test_frames_that_make_no_sense_end_the_connection_by_name(
     with FakeKvNode(script=script) as node, KvClient(node.place, retry_s=0.02) as kv:
         with pytest.raises((NodeError, OutcomeUnknown)) as told:
             kv.set(b"odd", b"v")
-        assert f"the node at {node.place} sent nonsense: a frame with magic" in str(told.value)
+        assert f"the node at {node.place} sent an unexpected frame with magic" in str(told.value)
         assert kv.set(b"even", b"v").cas == 7
 
 
@@ -361,7 +394,7 @@ def test_an_answer_too_many_answers_nothing_else() -> None:
 
     with FakeKvNode(script=script) as node, KvClient(node.place) as kv:
         assert kv.delete(b"k") is None
-        with pytest.raises(OutcomeUnknown, match=f"{node.place} sent nonsense"):
+        with pytest.raises(OutcomeUnknown, match=f"{node.place} sent an unexpected frame"):
             kv.set(b"k", b"v")
         assert kv.get(b"k") is not None
 

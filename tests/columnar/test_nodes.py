@@ -13,7 +13,7 @@ from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
 from uprmc.client.connection import NodeConnection
 from uprmc.client.kv import KvClient
-from uprmc.client.kv_map import KvMap
+from uprmc.client.kv_rounds import KvMap
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, NoVBucket, ProtocolError, Unreachable, VBucketsChanged
 from uprmc.columnar.nodes import Nodes

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import ProtocolError
+from uprmc.columnar.errors import ProtocolError, Unreachable
 from uprmc.columnar.nodes import Standing
 from uprmc.model import vbucket_of
 from uprmc.protocol.binary import (
@@ -261,6 +261,9 @@ class Line:
 
     def stats(self, _group: str) -> dict[str, str]:
         return {}
+
+    def failure(self, what: str) -> Unreachable:
+        return Unreachable(f"{self.place} {what}")
 
     def protocol_error(self, what: str) -> ProtocolError:
         return ProtocolError(f"{self.place} sent {what}")

@@ -69,6 +69,7 @@ class NodeConnection:
     Attributes:
         place: as it was given.
         knows_terms: the node tells the terms of vBuckets.
+        socket: for callers that wait for several at once.
 
     Raises:
         ConfigError: the place is none.
@@ -87,7 +88,7 @@ class NodeConnection:
         self.place = place
         self.knows_terms = False
         self._heard = False
-        self._socket = _dialled(place, timeout_s, tls)
+        self.socket = _dialled(place, timeout_s, tls)
         self._framer = BinaryFramer(FRAME_MAX_BYTES)
         self._questions: Questions[RequestFrame] = Questions(strict=True)
         self._pending: deque[ResponseFrame] = deque()
@@ -109,15 +110,15 @@ class NodeConnection:
 
     def close(self) -> None:
         """Hang up; doing so twice is no error."""
-        self._socket.close()
+        self.socket.close()
 
     @property
     def tls(self) -> tuple[str, str] | None:
         """Version and cipher of TLS, ``None`` = there is no TLS."""
-        if not isinstance(self._socket, ssl.SSLSocket):
+        if not isinstance(self.socket, ssl.SSLSocket):
             return None
-        cipher = self._socket.cipher()
-        return self._socket.version() or "TLS", cipher[0] if cipher else "no cipher"
+        cipher = self.socket.cipher()
+        return self.socket.version() or "TLS", cipher[0] if cipher else "no cipher"
 
     def ask(self, request: RequestFrame) -> ResponseFrame:
         """Send a request and return its response."""
@@ -192,7 +193,7 @@ class NodeConnection:
 
     def _send(self, data: bytes) -> None:
         try:
-            self._socket.sendall(data)
+            self.socket.sendall(data)
         except OSError as error:
             raise NodeError(f"the node at {self.place} is gone: {_words(error)}") from None
 
@@ -237,21 +238,29 @@ class NodeConnection:
 
     def fileno(self) -> int:
         """Return the socket's number, to wait for it with others."""
-        return self._socket.fileno()
+        return self.socket.fileno()
+
+    def failure(self, what: str) -> NodeError:
+        """Return what to raise when the connection cannot be used any more."""
+        return NodeError(f"the node at {self.place} {what}")
+
+    def protocol_error(self, what: str) -> NodeError:
+        """Return what to raise of bytes that make no sense."""
+        return NodeError(f"the node at {self.place} sent {what}")
 
     def send_some(self, data: memoryview) -> int:
         """Send as much as there is room for; returns how many bytes that was."""
         try:
-            return self._socket.send(data)
+            return self.socket.send(data)
         except OSError as error:
             raise NodeError(f"the node at {self.place} is gone: {_words(error)}") from None
 
     def receive_some(self, limit_bytes: int) -> bytes:
         """Wait for data and return it."""
         try:
-            data = self._socket.recv(limit_bytes)
+            data = self.socket.recv(limit_bytes)
         except TimeoutError:
-            limit_s = self._socket.gettimeout() or 0.0
+            limit_s = self.socket.gettimeout() or 0.0
             raise self._doubted(f"says nothing for {limit_s:g} s") from None
         except OSError as error:
             raise self._doubted(f"does not answer: {_words(error)}") from None
@@ -268,7 +277,7 @@ class NodeConnection:
 
     @property
     def _is_doubtful(self) -> bool:
-        return not self._heard and not isinstance(self._socket, ssl.SSLSocket)
+        return not self._heard and not isinstance(self.socket, ssl.SSLSocket)
 
 
 def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:

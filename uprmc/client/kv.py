@@ -19,11 +19,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Self, TypeVar
 
 from uprmc.client.connection import NodeConnection
-from uprmc.client.kv_map import KvMap
-from uprmc.client.kv_pipeline import KvReply, KvRequest
-from uprmc.client.kv_rounds import Rounds
+from uprmc.client.kv_rounds import KvMap, Rounds
 from uprmc.client.kv_values import (
     Document,
+    KvRequest,
     Meta,
     OutcomeUnknown,
     SomeFailed,
@@ -52,6 +51,7 @@ from uprmc.protocol.binary import (
 from uprmc.protocol.management import GET_META_EXTRAS, WithMetaOption
 from uprmc.protocol.opcodes import DO_NOT_CREATE, KEY_MAX_BYTES, Opcode
 from uprmc.remote import features
+from uprmc.remote.requests import NodeReply
 
 __all__ = ["Document", "KvClient", "Meta", "OutcomeUnknown", "SomeFailed", "Stored"]
 
@@ -334,7 +334,7 @@ class KvClient:
         return KvRequest(Opcode.OBSERVE, vbucket, b"", value=value)
 
     def _one(
-        self, request: KvRequest, read: Callable[[KvReply], _T], *, changes: bool = False
+        self, request: KvRequest, read: Callable[[NodeReply], _T], *, changes: bool = False
     ) -> _T:
         (answer,) = self._rounds.asked([request], changes=changes)
         return understood(request, answer, read)
@@ -342,7 +342,7 @@ class KvClient:
     def _many(
         self,
         requests: Mapping[bytes, KvRequest],
-        read: Callable[[KvReply], _T],
+        read: Callable[[NodeReply], _T],
         *,
         changes: bool = False,
         may_miss: bool = False,

@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeVar
 
 from uprmc.client.connection import NodeError
 from uprmc.client.errors import ClientError
-from uprmc.client.kv_pipeline import KvReply, KvRequest
 from uprmc.errors import InvalidArguments, RemoteProtocolError, UprmcError
 from uprmc.protocol.binary import (
     GET_REPLY_EXTRAS,
@@ -16,13 +15,15 @@ from uprmc.protocol.binary import (
     KeyObservation,
     decode_observe_reply,
 )
+from uprmc.protocol.header import pack_request
 from uprmc.protocol.management import (
     GET_META_DATATYPE_REPLY_EXTRAS,
     WITH_META_EXTRAS,
     WITH_META_OPTIONS_EXTRAS,
 )
-from uprmc.protocol.opcodes import STATUS_TEXT
+from uprmc.protocol.opcodes import MAGIC_REQUEST, STATUS_TEXT
 from uprmc.protocol.statuses import ERRORS
+from uprmc.remote.requests import NodeReply
 
 _T = TypeVar("_T")
 
@@ -45,6 +46,27 @@ class Meta(NamedTuple):
     cas: int
     datatype: int = 0
     deleted: bool = False
+
+
+class KvRequest(NamedTuple):
+    """What is asked of one key; every number fits into its field."""
+
+    opcode: int
+    vbucket: int
+    key: bytes
+    extras: bytes = b""
+    value: bytes = b""
+    cas: int = 0
+    datatype: int = 0
+
+    def packed(self, opaque: int) -> bytes:
+        """Return it as bytes."""
+        opcode, vbucket, key, extras, value, cas, datatype = self
+        size = len(extras) + len(key) + len(value)
+        header = pack_request(
+            MAGIC_REQUEST, opcode, len(key), len(extras), datatype, vbucket, size, opaque, cas
+        )
+        return b"".join((header, extras, key, value))
 
 
 class Stored(NamedTuple):
@@ -85,7 +107,7 @@ class SomeFailed(ClientError):
 
 
 def understood(
-    request: KvRequest, answer: KvReply | UprmcError, read: Callable[[KvReply], _T]
+    request: KvRequest, answer: NodeReply | UprmcError, read: Callable[[NodeReply], _T]
 ) -> _T:
     """Return what an answer holds.
 
@@ -106,42 +128,42 @@ def understood(
         ) from None
 
 
-def _refusal(reply: KvReply) -> UprmcError:
+def _refusal(reply: NodeReply) -> UprmcError:
     text = reply.value.decode("utf-8", "replace") if not reply.datatype else ""
     if reply.status not in ERRORS:
         return NodeError(f"the node refuses: {text or 'unknown status'} ({reply.status:04x})")
     return ERRORS[reply.status](text or STATUS_TEXT[reply.status].decode())
 
 
-def read_document(reply: KvReply) -> Document:
+def read_document(reply: NodeReply) -> Document:
     """Read the answer to a get."""
     (flags,) = GET_REPLY_EXTRAS.unpack(reply.extras)
     return Document(reply.value, flags, reply.cas, reply.datatype)
 
 
-def read_meta(reply: KvReply) -> Meta:
+def read_meta(reply: NodeReply) -> Meta:
     """Read the answer to GET_META, version 2."""
     deleted, flags, expiry, rev, datatype = GET_META_DATATYPE_REPLY_EXTRAS.unpack(reply.extras)
     return Meta(flags, expiry, rev, reply.cas, datatype, bool(deleted))
 
 
-def read_stored(reply: KvReply) -> Stored:
+def read_stored(reply: NodeReply) -> Stored:
     """Read the answer to a change."""
     uuid, seqno = MUTATION_SEQNO_EXTRAS.unpack(reply.extras) if reply.extras else (0, 0)
     return Stored(reply.cas, uuid, seqno)
 
 
-def read_touched(reply: KvReply) -> Stored:
+def read_touched(reply: NodeReply) -> Stored:
     """Read the answer to TOUCH, whose extras are the document's flags."""
     return Stored(reply.cas, 0, 0)
 
 
-def read_number(reply: KvReply) -> int:
+def read_number(reply: NodeReply) -> int:
     """Read the answer to INCREMENT and DECREMENT."""
     return int.from_bytes(reply.value, "big")
 
 
-def read_observation(reply: KvReply) -> KeyObservation:
+def read_observation(reply: NodeReply) -> KeyObservation:
     """Read the answer to OBSERVE of one key."""
     (found,) = decode_observe_reply(reply.value)
     return found

@@ -49,6 +49,7 @@ from uprmc.protocol.opcodes import (
 from uprmc.remote import features
 from uprmc.remote.conversation import KEEP_ALIVES, Questions, keep_alive_answer
 from uprmc.remote.login import login
+from uprmc.remote.requests import Verdict, verdict
 
 #: Questions that are under way at a time: more could fill both sockets' buffers and hang.
 PIPELINE_MAX = 256
@@ -57,8 +58,6 @@ PIPELINE_MAX = 256
 STATS_MAX = 1_000_000
 
 _READ_BYTES = 256 * 1024
-_BUSY = frozenset((Status.TEMPORARY_FAILURE, Status.BUSY))
-
 
 #: Takes an answer, see `Connection.converse`.
 TakeAnswer = Callable[[int, ResponseFrame], bool]
@@ -175,7 +174,7 @@ class Connection:
 
     def refusal(self, answer: ResponseFrame, what: str) -> Refused:
         """Return what to raise of an answer that is no success."""
-        kind = Busy if answer.status in _BUSY else Refused
+        kind = Busy if verdict(answer.status) is Verdict.AGAIN else Refused
         refused = kind(f"{self.place} answers {what} with: {answer.reason}")
         unknown = answer.status == Status.UNKNOWN_COMMAND
         return refused.doubting(self.place) if unknown else refused
@@ -185,6 +184,10 @@ class Connection:
         return ProtocolError(
             f"{self.place} sent {what}; is it the upr listener of a node of uprmc?"
         )
+
+    def failure(self, what: str) -> Unreachable:
+        """Return what to raise when the connection cannot be used any more."""
+        return Unreachable(f"{self.place} {what}")
 
     def next_opaque(self) -> int:
         """Return a number that no earlier request of this connection has."""
@@ -283,7 +286,7 @@ class Connection:
             request = next(steps)
             while True:
                 (answer,) = self.ask_all([request])
-                if answer.status in _BUSY:
+                if verdict(answer.status) is Verdict.AGAIN:
                     raise self.refusal(answer, "the login")
                 request = steps.send(answer)
         except StopIteration:

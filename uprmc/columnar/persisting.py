@@ -29,6 +29,7 @@ from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status, status_text
+from uprmc.remote.requests import NodeReply
 from uprmc.remote.retry import Backoff, RetryPolicy
 
 #: What is sent before asking how much of it is on disk.
@@ -199,10 +200,10 @@ class UnpersistedRows:
         """Return of each vBucket its history, what is on disk and what there is."""
         seen: dict[int, tuple[int, int, int]] = {}
 
-        def read(place: int, status: int, _extras: bytes, value: bytes) -> int:
-            if not status:
-                seen[numbers[place]] = _seen(value)
-            return status
+        def read(place: int, reply: NodeReply) -> int:
+            if not reply.status:
+                seen[numbers[place]] = _seen(reply.value)
+            return reply.status
 
         frames = [
             RequestFrame(

@@ -28,6 +28,7 @@ from uprmc.columnar.write_options import WriteOptions
 from uprmc.protocol.binary import GET_REPLY_EXTRAS, STORE_EXTRAS
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, status_name, status_text
+from uprmc.remote.requests import NodeReply
 
 #: Attempts at an insert whose key is taken one moment and free the next.
 INSERT_TRIES = 5
@@ -140,15 +141,16 @@ class ResultClassifier:
     def _compared(self, piece: Piece, places: list[int]) -> list[tuple[int, int]]:
         """Return of each whether the document that is there is the one to be inserted."""
 
-        def read(number: int, status: int, extras: bytes, value: bytes) -> int:
-            if status:
-                return status
+        def read(number: int, reply: NodeReply) -> int:
+            extras = reply.extras
+            if reply.status:
+                return reply.status
             frame = piece.frames[places[number]]
             if len(extras) != GET_REPLY_EXTRAS.size:
                 raise ProtocolError(f"an answer to GET with {len(extras)} bytes of extras")
             (flags,) = GET_REPLY_EXTRAS.unpack(extras)
             own_flags, _ = STORE_EXTRAS.unpack_from(frame, HEADER_BYTES)
-            return _SAME if flags == own_flags and value == value_in(frame) else _OTHER
+            return _SAME if flags == own_flags and reply.value == value_in(frame) else _OTHER
 
         frames = [
             RequestFrame(Opcode.GET, piece.keys[place], vbucket=int(piece.vbuckets[place])).encode(

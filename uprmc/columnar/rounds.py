@@ -22,12 +22,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import NoVBucket, Refused, SparkError, Unreachable
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.retry_policy import Busy
-from uprmc.columnar.windows import TEMPORARY, Reader, Share, run, status_only
 from uprmc.columnar.write_options import WriteOptions
-from uprmc.protocol.opcodes import Status, status_text
+from uprmc.protocol.opcodes import status_text
+from uprmc.remote.blocking import Line, run
+from uprmc.remote.requests import REPEATED, Reader, Verdict, Window, verdict
 from uprmc.remote.retry import Backoff, Left, RetryPolicy, until_done
 
 
@@ -75,7 +77,7 @@ class Rounds:
         self,
         requests: Requests,
         places: Sequence[int] | None = None,
-        read: Reader = status_only,
+        read: Reader[int] | None = None,
     ) -> dict[int, int]:
         """Return what was answered, by place; what is quiet about success is not in it.
 
@@ -113,38 +115,42 @@ class Rounds:
         return answers
 
     def _round(
-        self, requests: Requests, todo: Sequence[int], answers: dict[int, int], read: Reader
+        self,
+        requests: Requests,
+        todo: Sequence[int],
+        answers: dict[int, int],
+        read: Reader[int] | None,
     ) -> tuple[set[int], SparkError, bool]:
         """Ask once. Return what is to be repeated, why, and whether to ask for owners again."""
-        shares, again, why = self._shares(requests, todo, read)
+        lines, again, why = self._lines(requests, todo, read)
         look = bool(again)
         try:
-            run(shares, self._options.access.read_timeout_s)
+            run(lines, self._options.access.read_timeout_s)
         except BaseException:
             self._nodes.close()  # answers are still on their way
             raise
-        for share in shares:
-            for place, answer in share.answers.items():
-                if answer in TEMPORARY:
+        for line in lines:
+            for place, answer in line.window.answers.items():
+                if answer in REPEATED:
                     again.add(place)
-                    look = look or answer == Status.NOT_MY_VBUCKET
-                    why = why or _refused(share.connection.place, answer)
+                    look = look or verdict(answer) is Verdict.ELSEWHERE
+                    why = why or _refused(line.connection.place, answer)
                 else:
                     answers[place] = answer
-            again.update(share.unsettled())
-            if share.lost is not None:
-                self._nodes.drop(share.connection.place)
-                if not isinstance(share.lost, Unreachable):
-                    raise share.lost
-                why, look = share.lost, True
+            again.update(line.window.unsettled())
+            if line.lost is not None:
+                self._nodes.drop(line.connection.place)
+                if not isinstance(line.lost, Unreachable):
+                    raise line.lost
+                why, look = line.lost, True
         return again, why or Unreachable("nothing was sent"), look
 
-    def _shares(
-        self, requests: Requests, todo: Sequence[int], read: Reader
-    ) -> tuple[list[Share], set[int], SparkError | None]:
+    def _lines(
+        self, requests: Requests, todo: Sequence[int], read: Reader[int] | None
+    ) -> tuple[list[Line[Connection, int]], set[int], SparkError | None]:
         """Spread requests over the nodes; return those without a node, too, and why."""
         options = self._options
-        shares: list[Share] = []
+        lines: list[Line[Connection, int]] = []
         homeless: set[int] = set()
         why: SparkError | None = None
         for place, order in self._by_owner(requests.vbuckets, todo).items():
@@ -157,8 +163,9 @@ class Rounds:
                 why = error
                 continue
             limits = options.window, options.window_bytes
-            shares.append(Share(connection, requests.frames, order, *limits, read))
-        return shares, homeless, why
+            window = Window(requests.frames, order, *limits, read, quiet=True)
+            lines.append(Line(connection, window))
+        return lines, homeless, why
 
     def _by_owner(self, vbuckets: np.ndarray, todo: Sequence[int]) -> dict[str, Sequence[int]]:
         owners = self._nodes.owners

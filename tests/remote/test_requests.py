@@ -11,9 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.columnar.write_peer import Line
+from tests.columnar.write_peer import Line as Peer
 from uprmc.columnar.errors import ProtocolError, Unreachable
-from uprmc.columnar.windows import WINDOWS_UNDER_WAY, Share, run
 from uprmc.protocol.binary import STORE_EXTRAS
 from uprmc.protocol.header import (
     HEADER_BYTES,
@@ -24,6 +23,8 @@ from uprmc.protocol.header import (
     unpack_request,
 )
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.blocking import Line, run
+from uprmc.remote.requests import BATCHES_UNDER_WAY, Window
 
 Answering = Callable[[RequestFrame], bytes]
 
@@ -52,7 +53,7 @@ def status(frame: RequestFrame, number: Status, opaque: int | None = None) -> by
 
 
 @contextmanager
-def peer(answer: Answering, buffer_bytes: int = 0) -> Iterator[tuple[Line, list[RequestFrame]]]:
+def peer(answer: Answering, buffer_bytes: int = 0) -> Iterator[tuple[Peer, list[RequestFrame]]]:
     """A line to a thread that reads a request, answers it, and only then reads the next."""
     ours, theirs = socket.socketpair()
     got: list[RequestFrame] = []
@@ -82,24 +83,29 @@ def peer(answer: Answering, buffer_bytes: int = 0) -> Iterator[tuple[Line, list[
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
     try:
-        yield Line(ours, "peer:1"), got
+        yield Peer(ours, "peer:1"), got
     finally:
         ours.close()
         thread.join(10)
     assert not thread.is_alive()
 
 
-def share(line: Line, frames: list[bytes], order: Sequence[int] | None = None,
-          window: int = 10, window_bytes: int = 10**6) -> Share:  # fmt: skip
+def share(
+    peer: Peer,
+    frames: list[bytes],
+    order: Sequence[int] | None = None,
+    window: int = 10,
+    window_bytes: int = 10**6,
+) -> Line[Peer, int]:
     order = range(len(frames)) if order is None else order
-    return Share(line, frames, order, window, window_bytes)  # type: ignore[arg-type]
+    return Line(peer, Window(frames, order, window, window_bytes, quiet=True))
 
 
 def test_a_quiet_success_is_no_answer() -> None:
     with peer(quiet) as (line, got):
         asked = share(line, stores(25))
         run([asked], 10)
-        assert (asked.answers, asked.lost, list(asked.unsettled())) == ({}, None, [])
+        assert (asked.window.answers, asked.lost, list(asked.window.unsettled())) == ({}, None, [])
         assert [frame.opcode for frame in got].count(Opcode.NOOP) == 3
 
 
@@ -109,14 +115,14 @@ def test_a_node_that_refuses_all_of_large_windows_hangs_nobody() -> None:
         asked = share(line, stores(20_000, 200), window=20_000, window_bytes=10**8)
         run([asked], 30)
         assert asked.lost is None
-        assert asked.answers == dict.fromkeys(range(20_000), Status.TOO_LARGE)
+        assert asked.window.answers == dict.fromkeys(range(20_000), Status.TOO_LARGE)
 
 
 def test_only_the_chosen_requests_are_sent_in_their_order() -> None:
     with peer(refusing) as (line, got):
         asked = share(line, stores(20), [1, 2, 3, 7, 19], window=3)
         run([asked], 10)
-        assert sorted(asked.answers) == [1, 2, 3, 7, 19]
+        assert sorted(asked.window.answers) == [1, 2, 3, 7, 19]
         stored = [frame.opaque for frame in got if frame.opcode == Opcode.SETQ]
         assert stored == [1, 2, 3, 7, 19]
 
@@ -133,12 +139,12 @@ def test_a_window_has_so_many_bytes_but_at_least_one_request(window_bytes: int, 
 def test_windows_under_way_are_limited() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        asked = share(Line(ours, "peer:1"), stores(10), window=1)
+        asked = share(Peer(ours, "peer:1"), stores(10), window=1)
         for _ in range(20):
             asked.write()
         assert not asked.events & select.POLLOUT
         got = theirs.recv(65536)
-        assert len(got) == WINDOWS_UNDER_WAY * len(stores(1)[0] + encode_request(Opcode.NOOP))
+        assert len(got) == BATCHES_UNDER_WAY * len(stores(1)[0] + encode_request(Opcode.NOOP))
         theirs.sendall(ResponseFrame(Opcode.NOOP).encode())
         ours.settimeout(0)
         asked.read()
@@ -162,8 +168,8 @@ def test_windows_whose_end_was_not_answered_are_unsettled_as_a_whole(after: int)
         run([asked], 10)
         settled = after // 5 * 5
         assert isinstance(asked.lost, Unreachable)
-        assert list(asked.unsettled()) == list(range(settled, 20))
-        assert sorted(asked.answers) == list(range(settled))
+        assert list(asked.window.unsettled()) == list(range(settled, 20))
+        assert sorted(asked.window.answers) == list(range(settled))
 
 
 NONSENSE: list[Answering] = [
@@ -210,7 +216,7 @@ def test_a_keep_alive_is_answered() -> None:
     thread = threading.Thread(target=serve, daemon=True)
     with ours, theirs:
         thread.start()
-        asked = share(Line(ours, "peer:1"), stores(1))
+        asked = share(Peer(ours, "peer:1"), stores(1))
         run([asked], 10)
         thread.join(10)
     assert asked.lost is None
@@ -247,7 +253,7 @@ def test_tls_that_must_read_first_is_not_asked_to_send_meanwhile() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         turns = _Turns(ours)
-        asked = share(Line(turns, "peer:1"), stores(3))  # type: ignore[arg-type]
+        asked = share(Peer(turns, "peer:1"), stores(3))  # type: ignore[arg-type]
         run([asked], 0.3)
         assert isinstance(asked.lost, Unreachable)  # nothing came, and nobody span meanwhile
         assert (turns.sends, turns.receives) == (1, 0)
@@ -257,7 +263,7 @@ def test_tls_that_must_send_first_reads_afterwards() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         turns = _Turns(ours)
-        asked = share(Line(turns, "peer:1"), stores(3))  # type: ignore[arg-type]
+        asked = share(Peer(turns, "peer:1"), stores(3))  # type: ignore[arg-type]
         theirs.sendall(ResponseFrame(Opcode.NOOP, opaque=0).encode())
         turns.receives = -1
         asked.write()
@@ -277,3 +283,24 @@ def test_a_node_that_says_nothing_is_given_up() -> None:
         assert isinstance(asked.lost, Unreachable)
         assert "said nothing" in str(asked.lost)
         assert line.socket.gettimeout() == 0.2
+
+
+def test_answers_one_by_one_need_no_fence_and_tell_what_had_left() -> None:
+    frames = stores(6)
+    window: Window[int] = Window(frames, [0, 1, 2, 4, 5], 3, 10**6, quiet=False)
+    assert window.next_piece() == b"".join(frames[:3])
+    assert not window.has_room
+    window.take(ResponseFrame(Opcode.SETQ, opaque=0).encode())
+    assert window.answers == {0: 0}
+    assert window.next_piece() == frames[4]
+    first = len(frames[0])
+    assert [list(window.left(sent)) for sent in (0, first, 2 * first, 3 * first, 4 * first)] == [
+        [],
+        [],
+        [1],
+        [1, 2],
+        [1, 2, 4],
+    ]
+    assert list(window.unsettled()) == [1, 2, 4, 5]
+    window.take(ResponseFrame(Opcode.SETQ, opaque=2).encode())
+    assert "an unexpected frame" in window.nonsense
