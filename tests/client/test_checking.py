@@ -197,3 +197,8 @@ def test_a_new_state_learns_the_count_from_the_node_and_keeps_to_it(
 def test_a_client_of_documents_refuses_another_count(server: ServerProcess) -> None:
     with pytest.raises(UprmcError, match="has 4 vBuckets, not 8"):
         KvClient(str(server.upr), vbuckets=8)
+
+
+def test_an_argument_that_there_is_not_is_told_with_the_one_that_is_meant() -> None:
+    with pytest.raises(TypeError, match="'ring_item': did you mean ring_items"):
+        UprClient("127.0.0.1:1", Handler(), ring_item=5)  # type: ignore[call-arg]

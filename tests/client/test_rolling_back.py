@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -287,16 +286,6 @@ def test_a_rollback_may_be_taken_from_the_beginning_instead() -> None:
     assert mirror.told("undo") == []
     assert mirror.told("rollback") == [(0, 0)]
     assert mirror.of(0) == live(new)
-
-
-@pytest.mark.parametrize(("word", "undoes"), [("auto", True), ("refuse", False)])
-def test_former_words_are_understood_with_a_warning(word: str, undoes: bool) -> None:
-    mirror = Mirror()
-    _, _, world = _scripted(mirror, on_rollback=word)
-    refused = nullcontext() if undoes else pytest.raises(RollbackRefused)
-    with pytest.warns(FutureWarning, match=f"on_rollback='{word}' is now"), refused:
-        world.settle(3)
-    assert bool(mirror.told("undo")) == undoes
 
 
 class _Versioned(Mirror):

@@ -23,13 +23,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 from uprmc.client.core import Barrier, UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
-from uprmc.client.follow import OnPurged, OnRollback
+from uprmc.client.follow import OnRollback
 from uprmc.client.forgetting import forget
 from uprmc.client.handler import Change, Handler
 from uprmc.client.keeper import Keeper
@@ -38,18 +37,15 @@ from uprmc.client.metrics import Metrics
 from uprmc.client.node_session import GATHER_GAP_S, NodeSession
 from uprmc.client.options import (
     FAREWELL_S,
-    Registration,
     Start,
     Until,
-    checked,
+    Wishes,
     claimed,
     ends_level,
-    opened_and_registered,
+    prepared,
 )
 from uprmc.client.position import Position
-from uprmc.client.state import StateStore
 from uprmc.client.wire import Wire
-from uprmc.login.credentials import Credentials
 
 # --- blocking loop --------------------------------------------------------------------------------
 # One run of the blocking client: its sockets, and the thread that owns them.
@@ -333,8 +329,7 @@ class UprClient:
         on_purged: where deletions were purged before they came: ``restart`` from zero, ``fail``, or
             a function of vBucket, seqno held, and why, that returns one of these words; ``None`` =
             fail if `on_rollback` does, else restart.
-        start, values, on_rollback, ring_items, buffer_bytes, noop_interval_s, poll_s, replicas,
-            redial: see `core.Options`.
+        wishes: `options.Wishes`; those that are not named here are described in `options.Options`.
 
     Raises:
         MisuseError: the arguments make no sense, or the handler has a method that is never called.
@@ -346,54 +341,15 @@ class UprClient:
         nodes: str | Iterable[str],
         handler: Handler,
         *,
-        state: StateStore | str | Path | None = None,
-        name: str = "consumer",
-        vbuckets: Iterable[int] | None = None,
-        total_vbuckets: int | None = None,
-        start: Start = "checkpoint",
-        on_rollback: OnRollback = "rewind",
-        on_purged: OnPurged = None,
-        register: str | bool | None = None,
-        instance: str | None = None,
-        register_s: int = 0,
-        ring_items: int = 10_000,
-        values: bool = True,
-        buffer_bytes: int = 8 * 1024 * 1024,
-        noop_interval_s: float = 120.0,
-        poll_s: float = 1.0,
-        replicas: bool = False,
-        redial: bool = True,
         tls: ssl.SSLContext | None = None,
-        credentials: Credentials | None = None,
         connect_timeout_s: float = 5.0,
         patience_s: float | None = 10.0,
+        **wishes: Unpack[Wishes],
     ) -> None:
-        self._nodes, options = checked(
-            nodes,
-            handler,
-            name,
-            vbuckets,
-            blocks=True,
-            total_vbuckets=total_vbuckets or 0,
-            on_purged=on_purged,
-            start=start,
-            values=values,
-            on_rollback=on_rollback,
-            ring_items=ring_items,
-            buffer_bytes=buffer_bytes,
-            noop_interval_s=noop_interval_s,
-            poll_s=poll_s,
-            replicas=replicas,
-            redial=redial,
-            credentials=credentials,
-            tls=tls is not None,
+        self._nodes, self._options, self._state, self._owns_state = prepared(
+            nodes, handler, wishes, blocks=True, tls=tls is not None
         )
         self._handler = handler
-        registration = Registration(register, instance, register_s)
-        self._state, self._owns_state, known_as = opened_and_registered(
-            state, name, options.total_vbuckets, registration
-        )
-        self._options = replace(options, instance=known_as)
         self._tls = tls
         self._connections: dict[str, Any] = {
             "tls": tls,

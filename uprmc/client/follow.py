@@ -19,7 +19,6 @@ Source: systems reference g.3; UPR reference 3.4; acceptance rows D14, D15, D46 
 from __future__ import annotations
 
 import struct
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -53,8 +52,6 @@ PurgedWord = Literal["fail", "restart"]
 #: Such a word, or a function of vBucket, seqno held, and why, that returns one; ``None`` = as
 #: `OnRollback` says.
 OnPurged = PurgedWord | Callable[[int, int, Purged], PurgedWord] | None
-
-FORMER_WORDS: dict[str, RollbackWord] = {"auto": "rewind", "refuse": "fail"}
 
 #: Rollbacks, changes of history while documents are fetched, and changes of a document between GET
 #: and GET_META, before we wait a little.
@@ -198,7 +195,7 @@ class Follower:
         if callable(wish):
             wish = wish(place.vbucket, place.seqno, purged)
         if wish is None:
-            wish = "fail" if self._on_rollback in ("fail", "refuse") else "restart"
+            wish = "fail" if self._on_rollback == "fail" else "restart"
         if wish != "restart":
             raise DeletionsPurged(place.vbucket, place.seqno, purged)
         self.rollbacks[place.vbucket] = self.rollbacks.get(place.vbucket, 0) + 1
@@ -289,10 +286,6 @@ class Follower:
         wish = self._on_rollback
         if callable(wish):
             wish = wish(place.vbucket, place.held, target)
-        if wish in FORMER_WORDS:
-            now = FORMER_WORDS[wish]
-            warnings.warn(f"on_rollback={wish!r} is now {now!r}", FutureWarning, stacklevel=2)
-            wish = now
         if wish not in ("rewind", "restart"):
             raise RollbackRefused(place.vbucket, place.held, target, words)
         return wish == "rewind"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast, get_args
+from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 
 from uprmc.client.errors import MisuseError
-from uprmc.client.follow import FORMER_WORDS, OnPurged, OnRollback, PurgedWord, RollbackWord
+from uprmc.client.follow import OnPurged, OnRollback, PurgedWord, RollbackWord
 from uprmc.client.handler import check_handler
 from uprmc.client.nodes import check_places
 from uprmc.client.position import Position
@@ -89,7 +89,7 @@ class Options:
             raise MisuseError("vbuckets is empty: name some, or say None for all")
         _check_start(self.start)
         self.check_numbers(self.total_vbuckets or _VBUCKETS_MAX)
-        _check_wish("on_rollback", self.on_rollback, [*get_args(RollbackWord), *FORMER_WORDS])
+        _check_wish("on_rollback", self.on_rollback, get_args(RollbackWord))
         if self.on_purged is not None:
             _check_wish("on_purged", self.on_purged, get_args(PurgedWord))
 
@@ -170,58 +170,6 @@ FAREWELL_S = 2.0
 _used: set[int] = set()
 
 
-def checked(
-    nodes: str | Iterable[str],
-    handler: object,
-    name: str,
-    vbuckets: Iterable[int] | None,
-    *,
-    blocks: bool,
-    **more: Any,
-) -> tuple[list[str], Options]:
-    """Return the nodes, and options with a name of this process's own, as nodes show it.
-
-    Nothing was opened yet that would have to be closed.
-
-    Args:
-        blocks: see `check_handler`.
-        more: as `Options`.
-
-    Raises:
-        MisuseError: something of it makes no sense.
-    """
-    places = [nodes] if isinstance(nodes, str) else list(nodes)
-    check_places(places)
-    check_handler(handler, blocks=blocks)
-    try:
-        numbers = None if vbuckets is None else frozenset(vbuckets)
-    except TypeError:
-        raise MisuseError(
-            f"vbuckets {vbuckets!r}: say a list of numbers, or None for all"
-        ) from None
-    options = Options(
-        name=own_name(name),
-        vbuckets=numbers,
-        jitter=random.random,
-        **more,
-    )
-    options.check()
-    return places, options
-
-
-def opened_state(
-    state: StateStore | str | Path | None, name: str, total_vbuckets: int
-) -> tuple[StateStore, bool]:
-    """Return the store that a program means, and whether it is ours to close.
-
-    Raises:
-        StateRefused: the file is not this consumer's, or cannot be used.
-    """
-    if isinstance(state, str | Path):
-        return SqliteState(state, name=name, vbuckets=total_vbuckets), True
-    return (MemoryState() if state is None else state), False
-
-
 class Registration(NamedTuple):
     """How a program wants to be registered with nodes; see `blocking.UprClient`."""
 
@@ -262,26 +210,96 @@ class Registration(NamedTuple):
         return Instance(name.encode(), kind, self.register_s, tag)
 
 
-def opened_and_registered(
-    state: StateStore | str | Path | None,
-    name: str,
-    total_vbuckets: int,
-    registration: Registration,
-) -> tuple[StateStore, bool, Instance | None]:
-    """Return the store, whether it is ours to close, and as what its consumer is registered.
+class Wishes(TypedDict, total=False):
+    """The keyword arguments that all clients take, see `blocking.UprClient`."""
+
+    state: StateStore | str | Path | None
+    name: str
+    vbuckets: Iterable[int] | None
+    total_vbuckets: int | None
+    register: str | bool | None
+    instance: str | None
+    register_s: int
+    start: Start
+    on_rollback: OnRollback
+    on_purged: OnPurged
+    ring_items: int
+    values: bool
+    buffer_bytes: int
+    starts_max: int
+    noop_interval_s: float
+    poll_s: float
+    replicas: bool
+    redial: bool
+    credentials: Credentials | None
+
+
+class Prepared(NamedTuple):
+    """What a client needs to run."""
+
+    nodes: list[str]
+    options: Options
+    state: StateStore
+    owns_state: bool  # it is ours to close
+
+
+def prepared(
+    nodes: str | Iterable[str], handler: object, wishes: Wishes, *, blocks: bool, tls: bool
+) -> Prepared:
+    """Check a program's arguments, and open its state; options get a name of this process's own.
+
+    Args:
+        nodes, handler: as of `blocking.UprClient`.
+        wishes: the same.
+        blocks: see `check_handler`.
+        tls: whether nodes are reached by TLS.
 
     Raises:
-        MisuseError: the registration makes no sense.
-        StateError: the file is not this consumer's, or cannot be used.
+        MisuseError: something of it makes no sense.
+        StateError: the state is not this consumer's, or cannot be used.
     """
-    registration.check()
-    store, is_ours = opened_state(state, name, total_vbuckets)
+    places = [nodes] if isinstance(nodes, str) else list(nodes)
+    check_places(places)
+    check_handler(handler, blocks=blocks)
+    given: dict[str, Any] = dict(wishes)
+    unknown = sorted(given.keys() - Wishes.__annotations__.keys())
+    if unknown:
+        meant = nearest(unknown[0], list(Wishes.__annotations__))
+        hint = f": did you mean {meant}?" if meant else ""
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}{hint}")
+    name, vbuckets, wanted = given.pop("name", "consumer"), given.pop("vbuckets", None), None
     try:
-        return store, is_ours, registration.of(store, name)
+        wanted = None if vbuckets is None else frozenset(vbuckets)
+    except TypeError:
+        raise MisuseError(
+            f"vbuckets {vbuckets!r}: say a list of numbers, or None for all"
+        ) from None
+    total = given.pop("total_vbuckets", None) or 0
+    registration = Registration(
+        given.pop("register", None), given.pop("instance", None), given.pop("register_s", 0)
+    )
+    state = given.pop("state", None)
+    options = Options(
+        name=own_name(name),
+        vbuckets=wanted,
+        total_vbuckets=total,
+        tls=tls,
+        jitter=random.random,
+        **given,
+    )
+    options.check()
+    registration.check()
+    is_path = isinstance(state, str | Path)
+    if is_path:
+        state = SqliteState(state, name=name, vbuckets=total)
+    store: StateStore = MemoryState() if state is None else state
+    try:
+        known_as = registration.of(store, name)
     except BaseException:
-        if is_ours:
+        if is_path:
             store.close()
         raise
+    return Prepared(places, replace(options, instance=known_as), store, is_path)
 
 
 def claimed(state: StateStore) -> Callable[[], None]:

@@ -28,8 +28,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, cast
+from typing import Any, Unpack, cast
 from typing import Protocol as Interface
 
 from twisted.internet.abstract import isIPAddress, isIPv6Address
@@ -70,15 +69,14 @@ from uprmc.client.metrics import Metrics
 from uprmc.client.node_session import GATHER_GAP_S, NodeSession
 from uprmc.client.options import (
     FAREWELL_S,
-    Registration,
     Until,
-    checked,
+    Wishes,
     claimed,
     ends_level,
-    opened_and_registered,
+    prepared,
 )
 from uprmc.client.position import Position
-from uprmc.client.state import Saved, StateStore
+from uprmc.client.state import Saved
 from uprmc.places import parsed, tls_refusal
 from uprmc.protocol.opcodes import HEADER_BYTES
 
@@ -612,12 +610,9 @@ class TwistedUprClient:
     """A consumer. See the module docstring.
 
     Args:
-        nodes, handler, state, name, vbuckets, total_vbuckets, connect_timeout_s, patience_s,
-            register, instance, register_s: as of `blocking.UprClient`.
+        nodes, handler, connect_timeout_s, patience_s, wishes: as of `blocking.UprClient`.
         endpoint: how nodes are reached: `over_tcp`, what `over_tls` returns, or your own.
         reactor: whose; ``None`` = the process's.
-        options: ``credentials``, ``start``, ``values``, ``on_rollback``, ``on_purged``,
-            ``ring_items``, ``buffer_bytes``, ``noop_interval_s``, ``poll_s``: see `core.Options`.
 
     Raises:
         MisuseError: the arguments make no sense.
@@ -629,30 +624,19 @@ class TwistedUprClient:
         nodes: str | Iterable[str],
         handler: Handler,
         *,
-        state: StateStore | str | Path | None = None,
-        name: str = "consumer",
-        vbuckets: Iterable[int] | None = None,
-        total_vbuckets: int | None = None,
         endpoint: MakeEndpoint = over_tcp,
         connect_timeout_s: float = 5.0,
         patience_s: float | None = 10.0,
-        register: str | bool | None = None,
-        instance: str | None = None,
-        register_s: int = 0,
         reactor: Any = None,
-        **options: Any,
+        **wishes: Unpack[Wishes],
     ) -> None:
         if reactor is None:
             from twisted.internet import reactor
         self._reactor = reactor
-        options |= {"total_vbuckets": total_vbuckets or 0, "tls": endpoint is not over_tcp}
-        self._nodes, known = checked(nodes, handler, name, vbuckets, blocks=False, **options)
-        self._handler = handler
-        registration = Registration(register, instance, register_s)
-        self._state, self._owns_state, known_as = opened_and_registered(
-            state, name, known.total_vbuckets, registration
+        self._nodes, self._options, self._state, self._owns_state = prepared(
+            nodes, handler, wishes, blocks=False, tls=endpoint is not over_tcp
         )
-        self._options = replace(known, instance=known_as)
+        self._handler = handler
         self._connections = (reactor, endpoint, connect_timeout_s, patience_s)
         self._loop: Loop | None = None
 
