@@ -147,7 +147,10 @@ def test_a_raised_watermark_is_written_after_a_while_or_with_a_purge(rig: Rig, s
         delete(rig, b"key000002", b"key000003")
         peer.say(reports((0, 13)))
         assert purge(rig) > 10
-    stored = type(rig.bucket.watermarks)(rig.bucket.flusher, rig.clock, rig.bucket.settings.purge)
+    bucket = rig.bucket
+    stored = type(bucket.watermarks)(
+        bucket.flusher, rig.clock, bucket.steady, bucket.settings.purge
+    )
     stored.load(rig.store, 0)
     assert stored.limit(rig.bucket.vbuckets[0]).seqno == limit(rig).seqno
 

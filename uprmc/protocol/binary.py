@@ -140,19 +140,12 @@ class KeyObservation(NamedTuple):
 
 
 class ObservedSeqno(NamedTuple):
-    """The answer of OBSERVE_SEQNO about a vBucket.
+    """The answer of OBSERVE_SEQNO about a vBucket."""
 
-    Attributes:
-        uuid: its present history.
-        persisted_seqno: everything up to here is on disk.
-        current_seqno: its newest seqno.
-        same_history: whether `uuid` is the history that the client named.
-    """
-
-    uuid: int
-    persisted_seqno: int
-    current_seqno: int
-    same_history: bool
+    uuid: int  # its present history
+    persisted_seqno: int  # everything up to here is on disk
+    current_seqno: int  # its newest seqno
+    same_history: bool  # whether `uuid` is the history that the client named
 
 
 def decode_observe_seqno(value: bytes) -> ObservedSeqno:

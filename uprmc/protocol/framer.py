@@ -102,12 +102,7 @@ class ByteBuffer:
 
 
 class BinaryFramer:
-    """Requests and responses of the binary protocol out of a stream of bytes.
-
-    Attributes:
-        error: why the stream cannot go on, or ``None``; `feed` raises it on the call after the one
-            that returned the last good frames.
-    """
+    """Requests and responses of the binary protocol out of a stream of bytes."""
 
     __slots__ = ("_buffer", "_limit_bytes", "_wanted_bytes", "error")
 
@@ -116,6 +111,8 @@ class BinaryFramer:
         self._buffer = ByteBuffer()
         self._limit_bytes = limit_bytes
         self._wanted_bytes = 0
+        #: Why the stream cannot go on, or ``None``; `feed` raises it on the call after the one that
+        #: returned the last good frames.
         self.error: RemoteProtocolError | None = None
 
     def feed(self, data: bytes) -> list[Frame]:

@@ -59,23 +59,15 @@ class ConnectFlag(IntFlag):
 
 
 class Connect(NamedTuple):
-    """A TAP_CONNECT.
+    """A TAP_CONNECT."""
 
-    Attributes:
-        name: the stream's, empty for an anonymous one.
-        flags: `ConnectFlag` bits.
-        oldest_entry_s: Unix time of BACKFILL; without it 0.
-        vbuckets: of LIST_VBUCKETS, each once; ``None`` = all.
-        last_closed: vBucket -> id of the last closed checkpoint, of CHECKPOINT.
-        closed_only: of REGISTERED_CLIENT: whether only closed checkpoints are wanted.
-    """
-
-    name: bytes = b""
-    flags: int = 0
-    oldest_entry_s: int = 0
-    vbuckets: tuple[int, ...] | None = None
+    name: bytes = b""  # the stream's, empty for an anonymous one
+    flags: int = 0  # `ConnectFlag` bits
+    oldest_entry_s: int = 0  # Unix time of BACKFILL; without it 0
+    vbuckets: tuple[int, ...] | None = None  # of LIST_VBUCKETS, each once; ``None`` = all
+    # vBucket -> id of the last closed checkpoint, of CHECKPOINT.
     last_closed: dict[int, int] = {}  # noqa: RUF012  # nobody changes it
-    closed_only: bool = False
+    closed_only: bool = False  # of REGISTERED_CLIENT: whether only closed checkpoints are wanted
 
     def has(self, flag: ConnectFlag) -> bool:
         """Tell whether `flag` is set."""
@@ -157,33 +149,19 @@ class TapOpaque(IntEnum):
 
 
 class TapMessage(NamedTuple):
-    """A message of a producer, taken apart.
+    """A message of a producer, taken apart."""
 
-    Attributes:
-        opcode: 0x41 to 0x47.
-        vbucket: of the header.
-        opaque: of the header: TAP's sequence number.
-        cas: of the header.
-        flags: `TapFlag` bits.
-        ttl: hops left.
-        item_flags: as on the wire, read big-endian; 0 without the 16-byte extras.
-        expiration: Unix time in seconds, 0 = never.
-        specific: the engine-specific section.
-        key: may be empty.
-        value: may be empty.
-    """
-
-    opcode: int
-    vbucket: int
-    opaque: int
-    cas: int
-    flags: int
-    ttl: int
-    item_flags: int
-    expiration: int
-    specific: bytes
-    key: bytes
-    value: bytes
+    opcode: int  # 0x41 to 0x47
+    vbucket: int  # of the header
+    opaque: int  # of the header: TAP's sequence number
+    cas: int  # of the header
+    flags: int  # `TapFlag` bits
+    ttl: int  # hops left
+    item_flags: int  # as on the wire, read big-endian; 0 without the 16-byte extras
+    expiration: int  # Unix time in seconds, 0 = never
+    specific: bytes  # the engine-specific section
+    key: bytes  # may be empty
+    value: bytes  # may be empty
 
     @property
     def wants_ack(self) -> bool:

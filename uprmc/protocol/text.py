@@ -47,40 +47,26 @@ _NUMBER = re.compile(rb"\s*+([+-]?)(?=[0-9])0*+([0-9]*+)(?:[\s\0]|\Z)")
 
 
 class TextSyntaxError(CommandError):
-    """A line cannot be carried out.
-
-    Attributes:
-        reply: the exact bytes of the answer, empty when the line asked for no reply.
-        swallow: bytes of data after the line that must be dropped (only after a bad ``ms``; after
-            other refused lines the data is read as commands, as in memcached).
-    """
+    """A line cannot be carried out."""
 
     def __init__(self, reply: bytes, swallow: int = 0) -> None:
         super().__init__(reply, swallow)
-        self.reply = reply
+        self.reply = reply  # the exact bytes of the answer, empty when the line asked for no reply
+        #: Bytes of data after the line that must be dropped (only after a bad ``ms``; after other
+        #: refused lines the data is read as commands, as in memcached).
         self.swallow = swallow
 
 
 class StorageLine(NamedTuple):
-    """A line that a data block follows.
+    """A line that a data block follows."""
 
-    Attributes:
-        command: ``set``, ``add``, ``replace``, ``append``, ``prepend`` or ``cas``.
-        key: 1 to 250 bytes.
-        flags: 32 bits.
-        exptime: seconds as sent, signed 32 bits; a negative number expires at once.
-        length: bytes of the data block without its line end.
-        cas: the CAS that ``cas`` compares with; 0 for the others.
-        noreply: do not answer, whatever happens.
-    """
-
-    command: bytes
-    key: bytes
-    flags: int
-    exptime: int
-    length: int
-    cas: int
-    noreply: bool
+    command: bytes  # ``set``, ``add``, ``replace``, ``append``, ``prepend`` or ``cas``
+    key: bytes  # 1 to 250 bytes
+    flags: int  # 32 bits
+    exptime: int  # seconds as sent, signed 32 bits; a negative number expires at once
+    length: int  # bytes of the data block without its line end
+    cas: int  # the CAS that ``cas`` compares with; 0 for the others
+    noreply: bool  # do not answer, whatever happens
 
 
 class TouchAndGetLine(NamedTuple):

@@ -74,60 +74,39 @@ _NUMBERS: dict[int, tuple[str, Callable[[bytes], int | None], bytes]] = {
 
 @dataclass(frozen=True, slots=True)
 class MetaFlags:
-    """The flags of one meta command.
+    """The flags of one meta command."""
 
-    Attributes:
-        returns: the contents of the reply line, in order: single letters of ``fcstkhl``, and the
-            opaque as the complete word ``O...``.
-        wants_value: ``v``, reply ``VA`` with data.
-        quiet: ``q``, omit the nominal reply (``EN`` of mg, ``HD`` of the others).
-        base64_key: ``b``, the key is in base64, in the request and in the reply.
-        no_update: ``u``, do not count this as a use of the item.
-        invalidate: ``I``, mark stale instead of deleting; for ms, accept an older CAS as stale.
-        ttl: ``T``, new expiry time of an existing item, in seconds as returned by `parse_exptime`.
-        vivify_ttl: ``N``, create a missing item with that expiry time, or with that of a later
-            ``T``.
-        recache_ttl: ``R``, win the right to recache when less time than this is left.
-        client_flags: ``F``, 32 bits.
-        cas: ``C``, compare with this; ``None`` means do not compare.
-        mode: ``M``, one byte, a key of `STORE_MODES` or `ARITHMETIC_MODES`.
-        initial: ``J``, value of a counter that is created.
-        delta: ``D``, step of a counter.
-    """
-
+    # the contents of the reply line, in order: single letters of ``fcstkhl``, and the opaque as the
+    # complete word ``O...``.
     returns: tuple[bytes, ...] = ()
-    wants_value: bool = False
-    quiet: bool = False
-    base64_key: bool = False
-    no_update: bool = False
+    wants_value: bool = False  # ``v``, reply ``VA`` with data
+    quiet: bool = False  # ``q``, omit the nominal reply (``EN`` of mg, ``HD`` of the others)
+    base64_key: bool = False  # ``b``, the key is in base64, in the request and in the reply
+    no_update: bool = False  # ``u``, do not count this as a use of the item
+    # ``I``, mark stale instead of deleting; for ms, accept an older CAS as stale.
     invalidate: bool = False
+    # ``T``, new expiry time of an existing item, in seconds as returned by `parse_exptime`.
     ttl: int | None = None
+    # ``N``, create a missing item with that expiry time, or with that of a later ``T``.
     vivify_ttl: int | None = None
+    # ``R``, win the right to recache when less time than this is left.
     recache_ttl: int | None = None
-    client_flags: int = 0
-    cas: int | None = None
-    mode: bytes | None = None
-    initial: int = 0
-    delta: int = 1
+    client_flags: int = 0  # ``F``, 32 bits
+    cas: int | None = None  # ``C``, compare with this; ``None`` means do not compare
+    mode: bytes | None = None  # ``M``, one byte, a key of `STORE_MODES` or `ARITHMETIC_MODES`
+    initial: int = 0  # ``J``, value of a counter that is created
+    delta: int = 1  # ``D``, step of a counter
 
 
 @dataclass(frozen=True, slots=True)
 class MetaLine:
-    """A meta command with a key.
+    """A meta command with a key."""
 
-    Attributes:
-        command: ``mg``, ``ms``, ``md``, ``ma`` or ``me``.
-        key: the key itself, decoded if it was sent in base64.
-        sent_key: the key as in the line, which ``k`` returns.
-        length: bytes of the data block that follows ``ms``; 0 for the others.
-        flags: the rest of the line.
-    """
-
-    command: bytes
-    key: bytes
-    sent_key: bytes
-    length: int
-    flags: MetaFlags
+    command: bytes  # ``mg``, ``ms``, ``md``, ``ma`` or ``me``
+    key: bytes  # the key itself, decoded if it was sent in base64
+    sent_key: bytes  # the key as in the line, which ``k`` returns
+    length: int  # bytes of the data block that follows ``ms``; 0 for the others
+    flags: MetaFlags  # the rest of the line
 
 
 def parse_meta(words: list[bytes]) -> MetaLine:

@@ -176,20 +176,15 @@ _HEX_ID = re.compile(r"[0-9a-fA-F]{16}")
 
 
 class StreamOptions(NamedTuple):
-    """Options of a stream request in its value, as JSON.
+    """Options of a stream request in its value, as JSON."""
 
-    Attributes:
-        known_versions: histories that the client has followed, newest first (``known_versions``).
-        whole_log: whether the reply shall contain the complete failover log (``log``: ``full``) or
-            only its newest entry (``current``).
-        lease: read from this lease instead of from the present (``lease``), 0 = none.
-        term: the highest term of the vBucket that the client knows (``term``), 0 = none.
-    """
-
+    # histories that the client has followed, newest first (``known_versions``).
     known_versions: Sequence[FailoverEntry] = ()
+    # whether the reply shall contain the complete failover log (``log``: ``full``) or only its
+    # newest entry (``current``).
     whole_log: bool = True
-    lease: int = 0
-    term: int = 0
+    lease: int = 0  # read from this lease instead of from the present (``lease``), 0 = none
+    term: int = 0  # the highest term of the vBucket that the client knows (``term``), 0 = none
 
 
 def encode_stream_options(options: StreamOptions) -> bytes:

@@ -104,25 +104,18 @@ class Action(Enum):
 
 
 class Change(NamedTuple):
-    """What a message means.
+    """What a message means."""
 
-    Attributes:
-        action: what to do.
-        vbucket: where; FLUSH: everywhere.
-        item: of STORE and REMOVE: the version, whose seqno is still to be given. Without a CAS (0)
-            it gets one here.
-        plain: of STORE and REMOVE: whether the sender told no revision, so that it is a client's
-            ordinary set or delete, with CAS and revision of this node.
-        number: of SET_STATE the `VBucketState`, of the checkpoints their id.
-        deleted_rev: of OPEN_CHECKPOINT: the highest revision of a deletion in the vBucket.
-    """
-
-    action: Action
-    vbucket: int
+    action: Action  # what to do
+    vbucket: int  # where; FLUSH: everywhere
+    # of STORE and REMOVE: the version, whose seqno is still to be given. Without a CAS (0) it gets
+    # one here.
     item: Item | None = None
+    # of STORE and REMOVE: whether the sender told no revision, so that it is a client's ordinary
+    # set or delete, with CAS and revision of this node.
     plain: bool = False
-    number: int = 0
-    deleted_rev: int = 0
+    number: int = 0  # of SET_STATE the `VBucketState`, of the checkpoints their id
+    deleted_rev: int = 0  # of OPEN_CHECKPOINT: the highest revision of a deletion in the vBucket
 
 
 #: Plain numbers: an enum's operations cost a microsecond each.
@@ -259,12 +252,10 @@ class Boundaries:
     """The snapshots of one pushing master.
 
     It never holds more than one entry for each vBucket of the bucket.
-
-    Attributes:
-        follows_checkpoints: whether the master has said that it tells its checkpoints.
     """
 
     def __init__(self) -> None:
+        #: Whether the master has said that it tells its checkpoints.
         self.follows_checkpoints = False
         self._backfills: set[int] = set()
         self._open: dict[int, int] = {}
@@ -345,12 +336,7 @@ class Boundaries:
 
 @dataclass(slots=True)
 class PushCounters:
-    """Messages of a master, by kind.
-
-    Attributes:
-        num_unknown: messages that mean nothing here: malformed ones, which end the connection, and
-            OPAQUE codes that nobody knows (these are in `num_opaque`, too).
-    """
+    """Messages of a master, by kind."""
 
     num_mutation: int = 0
     num_mutation_failed: int = 0
@@ -366,6 +352,8 @@ class PushCounters:
     num_checkpoint_start_failed: int = 0
     num_checkpoint_end: int = 0
     num_checkpoint_end_failed: int = 0
+    # messages that mean nothing here: malformed ones, which end the connection, and OPAQUE codes
+    # that nobody knows (these are in `num_opaque`, too).
     num_unknown: int = 0
 
     def count(self, opcode: int, *, failed: bool) -> None:
@@ -401,17 +389,13 @@ class Pushes:
     """All connections that push into this node by TAP.
 
     One for each node; connections are bounded by its listeners.
-
-    Attributes:
-        pushers: connections that have pushed something and are open, oldest first.
-        past: what was counted by those that are gone.
-        connections: how many there have been.
     """
 
     def __init__(self) -> None:
+        #: Connections that have pushed something and are open, oldest first.
         self.pushers: list[TapConsumer] = []
-        self.past = PushCounters()
-        self.connections = 0
+        self.past = PushCounters()  # what was counted by those that are gone
+        self.connections = 0  # how many there have been
         self._closed: dict[int, tuple[int, int]] = {}
 
     def join(self, pusher: TapConsumer) -> None:

@@ -210,24 +210,16 @@ _RUN_MESSAGES = 4_096
 
 
 class SendQueue:
-    """The messages that wait to be sent to one client.
-
-    Attributes:
-        acks: whether the client acknowledges.
-        window: what it has not acknowledged.
-        items: sent so far; other messages too in `messages`.
-        acks_asked: messages that asked to be acknowledged.
-        binding: messages after which the client's place is another than before; most OPAQUE are
-            not.
-    """
+    """The messages that wait to be sent to one client."""
 
     def __init__(self, window: Window, interval: int, *, acks: bool) -> None:
         """See the class; `interval`: after how many messages the client is asked."""
-        self.acks = acks
-        self.window = window
-        self.items = 0
+        self.acks = acks  # whether the client acknowledges
+        self.window = window  # what it has not acknowledged
+        self.items = 0  # sent so far; other messages too in `messages`
         self.messages = 0
-        self.acks_asked = 0
+        self.acks_asked = 0  # messages that asked to be acknowledged
+        #: Messages after which the client's place is another than before; most OPAQUE are not.
         self.binding = 0
         self._interval = interval
         self._queue: deque[Control] = deque()

@@ -28,29 +28,19 @@ CHECKPOINTS_LEAST = 2
 
 @dataclass(slots=True)
 class Cursor:
-    """Where a client stands in one vBucket.
+    """Where a client stands in one vBucket."""
 
-    Attributes:
-        uuid: the history that its seqnos belong to.
-        acked: everything up to this seqno is acknowledged.
-        snapshot: the one `acked` lies in, as a UPR resume wants it.
-        sent: highest seqno that the client may hold; more than was sent does no harm.
-        checkpoint_id: of the open or last checkpoint; 0 = still the backfill.
-        closed: id -> last seqno of closed checkpoints, oldest first; written by `TapName.closed`.
-        backfilled: the first snapshot from 0 was acknowledged whole.
-        deleted_rev: highest revision of a deletion that was sent.
-        checkpoint_after: the seqno after which `checkpoint_id` begins.
-    """
-
-    uuid: int = 0
-    acked: int = 0
+    uuid: int = 0  # the history that its seqnos belong to
+    acked: int = 0  # everything up to this seqno is acknowledged
+    # the one `acked` lies in, as a UPR resume wants it.
     snapshot: SnapshotRange = SnapshotRange(0, 0)  # noqa: RUF009  # an immutable tuple
-    sent: int = 0
-    checkpoint_id: int = 0
+    sent: int = 0  # highest seqno that the client may hold; more than was sent does no harm
+    checkpoint_id: int = 0  # of the open or last checkpoint; 0 = still the backfill
+    # id -> last seqno of closed checkpoints, oldest first; written by `TapName.closed`.
     closed: dict[int, int] = field(default_factory=dict)
-    backfilled: bool = False
-    deleted_rev: int = 0
-    checkpoint_after: int = 0
+    backfilled: bool = False  # the first snapshot from 0 was acknowledged whole
+    deleted_rev: int = 0  # highest revision of a deletion that was sent
+    checkpoint_after: int = 0  # the seqno after which `checkpoint_id` begins
 
     def open_checkpoint(self, checkpoint_id: int, after: int) -> None:
         """Note that a checkpoint begins with what comes after seqno `after`."""

@@ -346,13 +346,10 @@ class LocalKeeper:
     """Keeps positions in local documents of the node's store.
 
     Implements `upstream.Keeper`.
-
-    Attributes:
-        trouble: what `load` could not read, one line each.
     """
 
     def __init__(self, bucket: Bucket) -> None:
-        self.trouble: list[str] = []
+        self.trouble: list[str] = []  # what `load` could not read, one line each
         self._bucket = bucket
         self._places: dict[bytes, int] = {}
         self._free: list[int] = []

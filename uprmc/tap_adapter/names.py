@@ -54,40 +54,30 @@ _REFRESH_SHARE = 0.125
 
 
 class TapName:
-    """One client, during one connection and until the next one.
-
-    Attributes:
-        name: as given, or ``anon_N``.
-        connect: what is in force: this connection's TAP_CONNECT under the rules of section 7.
-        anonymous: it gave no name, so it cannot come back.
-        registered: its position outlives everything but DEREGISTER and the expiry.
-        closed_only: it wants closed checkpoints only.
-        cursors: where it stands, by vBucket; a producer moves them.
-        ring: what it was sent.
-        producer: serves it; set by the code that made the producer.
-        created_at: monotonic time of its TAP_CONNECT.
-        gone_at: monotonic time when its connection ended, ``None`` while it has one.
-        seen_s: Unix time when it was last here, as far as its document says.
-        reconnects: how often it has come back, as far as this process knows.
-    """
+    """One client, during one connection and until the next one."""
 
     def __init__(self, names: Names, name: bytes, connect: Connect, created_at: float) -> None:
         """Make a name without a position."""
         self._names = names
-        self.name = name
+        self.name = name  # as given, or ``anon_N``
+        #: What is in force: this connection's TAP_CONNECT under the rules of section 7.
         self.connect = connect._replace(name=name)
-        self.anonymous = not connect.name
+        self.anonymous = not connect.name  # it gave no name, so it cannot come back
+        #: Its position outlives everything but DEREGISTER and the expiry.
         self.registered = (
             connect.has(ConnectFlag.REGISTERED_CLIENT) and not self.anonymous and not self.is_dump
         )
+        #: It wants closed checkpoints only.
         self.closed_only = self.registered and connect.closed_only
-        self.cursors: dict[int, Cursor] = {}
-        self.ring = names.new_ring()
+        self.cursors: dict[int, Cursor] = {}  # where it stands, by vBucket; a producer moves them
+        self.ring = names.new_ring()  # what it was sent
+        #: Serves it; set by the code that made the producer.
         self.producer: TapProducer | None = None
-        self.created_at = created_at
+        self.created_at = created_at  # monotonic time of its TAP_CONNECT
+        #: Monotonic time when its connection ended, ``None`` while it has one.
         self.gone_at: float | None = None
-        self.seen_s = 0.0
-        self.reconnects = 0
+        self.seen_s = 0.0  # Unix time when it was last here, as far as its document says
+        self.reconnects = 0  # how often it has come back, as far as this process knows
 
     @property
     def flags(self) -> int:
@@ -127,11 +117,7 @@ class TapName:
 
 
 class Names:
-    """All clients of one adapter.
-
-    Attributes:
-        refused_documents: one line for each document that could not be used, for the log.
-    """
+    """All clients of one adapter."""
 
     def __init__(self, settings: TapSettings, keeper: Keeper) -> None:
         """Learn the registered clients from `keeper`."""
@@ -144,6 +130,7 @@ class Names:
         self._anonymous = 0
         self._unix_now = 0.0
         self._swept_at = float("-inf")
+        #: One line for each document that could not be used, for the log.
         self.refused_documents: list[str] = []
         for name, document in self._saves.found.items():
             self._load(name, document)
@@ -564,19 +551,14 @@ class _Line:
 
 
 class Saves:
-    """The documents of one adapter.
-
-    Attributes:
-        found: documents by name, as they were at the start.
-        stored: names that have a document, or may have one.
-    """
+    """The documents of one adapter."""
 
     def __init__(self, keeper: Keeper) -> None:
         """Load all documents."""
         self._keeper = keeper
         self._lines: dict[bytes, _Line] = {}
-        self.found = keeper.load()
-        self.stored = set(self.found)
+        self.found = keeper.load()  # documents by name, as they were at the start
+        self.stored = set(self.found)  # names that have a document, or may have one
 
     def save(self, name: bytes, make: MakeDocument, done: Done) -> None:
         """Write what `make` returns when its turn comes; `done` hears whether it is on disk."""

@@ -17,13 +17,7 @@ from uprmc.upr.hub import Hub
 
 
 class NodeTap:
-    """What the sessions of a node know of TAP.
-
-    Attributes:
-        registry: where clients come in.
-        pushes: connections that push.
-        trouble: what was found damaged at the start, one line each.
-    """
+    """What the sessions of a node know of TAP."""
 
     def __init__(
         self,
@@ -44,9 +38,11 @@ class NodeTap:
         self._cluster_map = cluster_map
         keeper = LocalKeeper(hub.bucket)
         names = Names(settings, keeper)
-        self.pushes = Pushes()
+        self.pushes = Pushes()  # connections that push
+        #: Where clients come in.
         self.registry = TapRegistry(settings, names, self._upstream, hub.bucket.clock, monotonic)
         self.registry.obstacle = self._obstacle
+        #: What was found damaged at the start, one line each.
         self.trouble = [*keeper.trouble, *names.refused_documents]
 
     def _obstacle(self) -> str:

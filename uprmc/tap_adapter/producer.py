@@ -32,56 +32,32 @@ from uprmc.tap_adapter.window import Control, Refused
 
 
 class TapCounts(NamedTuple):
-    """What a producer counts by itself.
+    """What a producer counts by itself."""
 
-    Attributes:
-        nacks: negative acknowledgements.
-        noops: keep-alives sent.
-        strange_answers: those to nothing that was asked.
-        sent_bytes: of messages.
-    """
-
-    nacks: int = 0
-    noops: int = 0
-    strange_answers: int = 0
-    sent_bytes: int = 0
+    nacks: int = 0  # negative acknowledgements
+    noops: int = 0  # keep-alives sent
+    strange_answers: int = 0  # those to nothing that was asked
+    sent_bytes: int = 0  # of messages
 
 
 class TapStatistics(NamedTuple):
-    """Numbers of one producer.
+    """Numbers of one producer."""
 
-    Attributes:
-        flags: `ConnectFlag` bits in force.
-        registered: whether the client's place is kept.
-        vbuckets: those that it gets.
-        messages: sent, items of it in `items`.
-        unacked: messages that are not acknowledged.
-        sent_sequence: number of the newest message.
-        acked_sequence: up to this all is acknowledged.
-        acks_asked: messages that asked to be acknowledged.
-        window_full: whether it must acknowledge before it gets more.
-        paused: whether it rests after a negative acknowledgement.
-        backfills: vBuckets whose backfill is not acknowledged whole.
-        backfill_remaining: seqnos between where these are and where they stood at TAP_CONNECT.
-        corrections: vBuckets whose items are being corrected.
-        counts: see `TapCounts`.
-    """
-
-    flags: int
-    registered: bool
-    vbuckets: tuple[int, ...]
-    messages: int
+    flags: int  # `ConnectFlag` bits in force
+    registered: bool  # whether the client's place is kept
+    vbuckets: tuple[int, ...]  # those that it gets
+    messages: int  # sent, items of it in `items`
     items: int
-    unacked: int
-    sent_sequence: int
-    acked_sequence: int
-    acks_asked: int
-    window_full: bool
-    paused: bool
-    backfills: int
-    backfill_remaining: int
-    corrections: int
-    counts: TapCounts
+    unacked: int  # messages that are not acknowledged
+    sent_sequence: int  # number of the newest message
+    acked_sequence: int  # up to this all is acknowledged
+    acks_asked: int  # messages that asked to be acknowledged
+    window_full: bool  # whether it must acknowledge before it gets more
+    paused: bool  # whether it rests after a negative acknowledgement
+    backfills: int  # vBuckets whose backfill is not acknowledged whole
+    backfill_remaining: int  # seqnos between where these are and where they stood at TAP_CONNECT
+    corrections: int  # vBuckets whose items are being corrected
+    counts: TapCounts  # see `TapCounts`
 
     def rows(self) -> list[tuple[str, str]]:
         """Return name and text of each, without the prefix ``eq_tapq:NAME:``."""
@@ -259,13 +235,7 @@ _ASK_AGAIN_S = 1.0
 
 
 class TapProducer:
-    """One TAP connection that is fed by UPR streams.
-
-    Attributes:
-        done: whether a dump or a takeover has ended in good order; `closed` is set then, too.
-        refused: whether the client has answered with an error that is not temporary.
-        created_at: monotonic time.
-    """
+    """One TAP connection that is fed by UPR streams."""
 
     def __init__(
         self,
@@ -288,9 +258,10 @@ class TapProducer:
             now: monotonic time in seconds.
             unix_now: Unix time in seconds.
         """
+        #: Whether a dump or a takeover has ended in good order; `closed` is set then, too.
         self.done = False
-        self.refused = False
-        self.created_at = now
+        self.refused = False  # whether the client has answered with an error that is not temporary
+        self.created_at = now  # monotonic time
         self._wake = wake
         self._busy = True
         self._now = now

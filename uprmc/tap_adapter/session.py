@@ -88,20 +88,7 @@ class Past:
 
 
 class TapRegistry:
-    """All TAP clients of one process.
-
-    Attributes:
-        names: all clients.
-        connects: TAP_CONNECTs that were accepted.
-        refusals: TAP_CONNECTs that were not.
-        pushes_refused: messages of masters on connections that are not for them.
-        past: what streams that are over have sent.
-        statistics: what a session answers to ``stats``; at first there is no group.
-        obstacle: returns why nobody can be served for now, ``""`` = everybody can.
-        on_refused: called with the name and the reason of each refusal.
-        on_closed: called with the name of a client whose stream is over, the reason, and whether
-            the stream ended in good order.
-    """
+    """All TAP clients of one process."""
 
     def __init__(
         self,
@@ -112,14 +99,19 @@ class TapRegistry:
         monotonic: Callable[[], float],
     ) -> None:
         """See the class; `monotonic` returns seconds."""
-        self.names = names
-        self.connects = 0
-        self.refusals = 0
-        self.pushes_refused = 0
-        self.past = Past()
+        self.names = names  # all clients
+        self.connects = 0  # TAP_CONNECTs that were accepted
+        self.refusals = 0  # TAP_CONNECTs that were not
+        self.pushes_refused = 0  # messages of masters on connections that are not for them
+        self.past = Past()  # what streams that are over have sent
+        #: What a session answers to ``stats``; at first there is no group.
         self.statistics: Statistics = _no_statistics
+        #: Returns why nobody can be served for now, ``""`` = everybody can.
         self.obstacle: Callable[[], str] = str
+        #: Called with the name and the reason of each refusal.
         self.on_refused: Callable[[bytes, str], None] = _no_pulls
+        #: Called with the name of a client whose stream is over, the reason, and whether the stream
+        #: ended in good order.
         self.on_closed: Callable[[bytes, str, bool], None] = _no_pulls
         self._settings = settings
         self._make_upstream = make_upstream

@@ -89,15 +89,10 @@ _FLAGS_AT = HEADER_BYTES + 3
 
 
 class TapForm(NamedTuple):
-    """How a client wants its items.
+    """How a client wants its items."""
 
-    Attributes:
-        keys_only: without values.
-        network_byte_order: their flags as they were stored, and marked as such.
-    """
-
-    keys_only: bool = False
-    network_byte_order: bool = False
+    keys_only: bool = False  # without values
+    network_byte_order: bool = False  # their flags as they were stored, and marked as such
 
     @property
     def flags(self) -> int:
@@ -180,25 +175,15 @@ def with_ack(head: bytes) -> bytes:
 
 
 class Run(NamedTuple):
-    """What one call of `translate_run` has put out.
+    """What one call of `translate_run` has put out."""
 
-    Attributes:
-        items: messages.
-        size: their bytes.
-        last_seqno: by-seqno of the last one, 0 without any.
-        place: index of the first piece that was not used.
-        last_head: index in `out` of the last message's first piece, -1 without any.
-        deleted_rev: the highest revision among its deletions, 0 without any.
-        taken: bytes of the UPR frames that were used.
-    """
-
-    items: int
-    size: int
-    last_seqno: int
-    place: int
-    last_head: int
-    deleted_rev: int
-    taken: int
+    items: int  # messages
+    size: int  # their bytes
+    last_seqno: int  # by-seqno of the last one, 0 without any
+    place: int  # index of the first piece that was not used
+    last_head: int  # index in `out` of the last message's first piece, -1 without any
+    deleted_rev: int  # the highest revision among its deletions, 0 without any
+    taken: int  # bytes of the UPR frames that were used
 
 
 # --- items of a stream --------------------------------------------------------------------------

@@ -47,25 +47,15 @@ class Mark(NamedTuple):
 
 
 class Control(NamedTuple):
-    """A message that is none of an item; it always asks to be acknowledged.
+    """A message that is none of an item; it always asks to be acknowledged."""
 
-    Attributes:
-        opcode: OPAQUE, VBUCKET_SET, FLUSH, CHECKPOINT_START or CHECKPOINT_END.
-        vbucket: 0 where it is of the connection.
-        word: the `TapOpaque`, the state, or the checkpoint's id.
-        after_all: whether it waits until all before it are acknowledged.
-        deleted_rev: of CHECKPOINT_START.
-        left: called when it is put out.
-        acked: called when the client has taken it.
-    """
-
-    opcode: int
-    vbucket: int
-    word: int
-    after_all: bool = False
-    deleted_rev: int = 0
-    left: Callable[[], None] | None = None
-    acked: Callable[[], None] | None = None
+    opcode: int  # OPAQUE, VBUCKET_SET, FLUSH, CHECKPOINT_START or CHECKPOINT_END
+    vbucket: int  # 0 where it is of the connection
+    word: int  # the `TapOpaque`, the state, or the checkpoint's id
+    after_all: bool = False  # whether it waits until all before it are acknowledged
+    deleted_rev: int = 0  # of CHECKPOINT_START
+    left: Callable[[], None] | None = None  # called when it is put out
+    acked: Callable[[], None] | None = None  # called when the client has taken it
 
     @property
     def gates(self) -> bool:
@@ -93,31 +83,20 @@ class Control(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """What an acknowledgement covers.
+    """What an acknowledgement covers."""
 
-    Attributes:
-        marks: how far the client is now, by vBucket.
-        controls: those it has taken.
-        size: bytes of UPR that are done with.
-    """
-
-    marks: dict[int, Mark]
-    controls: list[Control]
-    size: int
+    marks: dict[int, Mark]  # how far the client is now, by vBucket
+    controls: list[Control]  # those it has taken
+    size: int  # bytes of UPR that are done with
 
 
 class Refused(NamedTuple):
-    """What comes of a negative acknowledgement.
+    """What comes of a negative acknowledgement."""
 
-    Attributes:
-        settled: what lay before it, and the bytes of all that is sent anew.
-        vbuckets: those whose items are to be sent anew from the last place that was acknowledged.
-        control: the message that was refused, where it was no item.
-    """
-
-    settled: Settled
+    settled: Settled  # what lay before it, and the bytes of all that is sent anew
+    # Those whose items are to be sent anew from the last place that was acknowledged.
     vbuckets: list[int]
-    control: Control | None
+    control: Control | None  # the message that was refused, where it was no item
 
 
 class _Stretch:

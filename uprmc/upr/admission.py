@@ -42,17 +42,11 @@ _SERVED = (VBucketState.ACTIVE, VBucketState.REPLICA)
 
 
 class Asked(NamedTuple):
-    """A stream request, with what its value added to it.
+    """A stream request, with what its value added to it."""
 
-    Attributes:
-        request: its extras.
-        known_versions: see `engine.rollback.Position`.
-        repeated: whether the connection has a stream of this vBucket already.
-    """
-
-    request: StreamRequest
-    known_versions: tuple[FailoverEntry, ...] = ()
-    repeated: bool = False
+    request: StreamRequest  # its extras
+    known_versions: tuple[FailoverEntry, ...] = ()  # see `engine.rollback.Position`
+    repeated: bool = False  # whether the connection has a stream of this vBucket already
 
 
 def locate(bucket: Bucket, number: int, flags: int) -> VBucket:

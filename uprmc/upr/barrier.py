@@ -43,17 +43,11 @@ from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
 
 
 class Barrier(NamedTuple):
-    """One cookie.
+    """One cookie."""
 
-    Attributes:
-        cookie: the consumer's text.
-        opaque: of the request that brought it; its return carries the same.
-        frames: the caller's count of frames at that moment, for "frames since".
-    """
-
-    cookie: bytes
-    opaque: int
-    frames: int = 0
+    cookie: bytes  # the consumer's text
+    opaque: int  # of the request that brought it; its return carries the same
+    frames: int = 0  # the caller's count of frames at that moment, for "frames since"
 
 
 Goal = TypeVar("Goal")
@@ -175,33 +169,24 @@ class Barriers(ABC, Generic[Goal]):
 
 
 class _Stream:
-    """How far one stream has come.
-
-    Attributes:
-        sent_seqno: the consumer holds everything up to here; all seqnos once the stream ended.
-        awaited_seqno: the highest that a cookie has waited for.
-    """
+    """How far one stream has come."""
 
     __slots__ = ("awaited_seqno", "sent_seqno")
 
     def __init__(self, sent_seqno: int) -> None:
+        #: The consumer holds everything up to here; all seqnos once the stream ended.
         self.sent_seqno = sent_seqno
-        self.awaited_seqno = sent_seqno
+        self.awaited_seqno = sent_seqno  # the highest that a cookie has waited for
 
 
 class _Vector:
-    """The streams a cookie waits for, beyond what older cookies wait for anyway.
-
-    Attributes:
-        streams: those that were behind when it came.
-        seqnos: the high seqno each vBucket had then, in the same order.
-    """
+    """The streams a cookie waits for, beyond what older cookies wait for anyway."""
 
     __slots__ = ("seqnos", "streams")
 
     def __init__(self) -> None:
-        self.streams: list[_Stream] = []
-        self.seqnos = array("Q")
+        self.streams: list[_Stream] = []  # those that were behind when it came
+        self.seqnos = array("Q")  # the high seqno each vBucket had then, in the same order
 
 
 class ByVector(Barriers[_Vector]):
@@ -282,17 +267,13 @@ _BEGINNING = -1
 
 
 class _Return:
-    """What a cookie waits for in rounds.
-
-    Attributes:
-        place: the round has to come back to here.
-        late: vBuckets whose turn does not count before they were sent up to this seqno.
-    """
+    """What a cookie waits for in rounds."""
 
     __slots__ = ("late", "place")
 
     def __init__(self, place: Place, late: Mapping[int, int]) -> None:
-        self.place = place
+        self.place = place  # the round has to come back to here
+        #: VBuckets whose turn does not count before they were sent up to this seqno.
         self.late = dict(late)
 
 

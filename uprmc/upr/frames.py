@@ -54,43 +54,27 @@ ITEM_FRAME_BYTES = MUTATION_FRAME.size
 
 
 class Form(NamedTuple):
-    """How a connection wants its items.
+    """How a connection wants its items."""
 
-    Attributes:
-        datatypes: datatype bits that the peer understands; others are hidden from it.
-        values: whether documents come with their values.
-        delete_times: whether deletions say when they happened.
-        expirations: whether expired documents come as expirations; needs `delete_times`.
-        versioned_markers: whether markers are those of version 2.2, with the purge seqno.
-        facts: whether VBUCKET_FACTS tells what a marker does not.
-        origins: whether items tell where they were first accepted, if that was elsewhere.
-    """
-
-    datatypes: int = 0
-    values: bool = True
-    delete_times: bool = False
-    expirations: bool = False
+    datatypes: int = 0  # datatype bits that the peer understands; others are hidden from it
+    values: bool = True  # whether documents come with their values
+    delete_times: bool = False  # whether deletions say when they happened
+    expirations: bool = False  # whether expired documents come as expirations; needs `delete_times`
+    # whether markers are those of version 2.2, with the purge seqno.
     versioned_markers: bool = False
-    facts: bool = False
+    facts: bool = False  # whether VBUCKET_FACTS tells what a marker does not
+    # whether items tell where they were first accepted, if that was elsewhere.
     origins: bool = False
 
 
 class Written(NamedTuple):
-    """What one call has put out.
+    """What one call has put out."""
 
-    Attributes:
-        items: how many.
-        size: their frames' bytes.
-        last_seqno: of the last one; as given when there was none.
-        error: why the items ended too early, ``None`` = they did not.
-        exhausted: whether the iterator is at its end.
-    """
-
-    items: int
-    size: int
-    last_seqno: int
-    exhausted: bool
-    error: StoreError | None
+    items: int  # how many
+    size: int  # their frames' bytes
+    last_seqno: int  # of the last one; as given when there was none
+    exhausted: bool  # whether the iterator is at its end
+    error: StoreError | None  # why the items ended too early, ``None`` = they did not
 
 
 class ItemWriter:

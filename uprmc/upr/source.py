@@ -75,16 +75,7 @@ class StreamStanding(Enum):
 
 
 class Followed:
-    """One vBucket that is followed. Watches it: who makes it active or dead ends the following.
-
-    Attributes:
-        vbucket: what is filled.
-        standing: see `StreamStanding`.
-        error: why the last stream was refused or ended, ``""`` while all is well.
-        source_seqno: the source's highest seqno as it said last, ``None`` before it has.
-        ask_at: when to ask for a stream again.
-        began_at: when the stream began.
-    """
+    """One vBucket that is followed. Watches it: who makes it active or dead ends the following."""
 
     __slots__ = (
         "_lost",
@@ -99,13 +90,14 @@ class Followed:
 
     def __init__(self, vbucket: VBucket, pause: Pause, lost: Callable[[int], None]) -> None:
         """See the class; `lost` is called with the number when it is followed no more."""
-        self.vbucket = vbucket
+        self.vbucket = vbucket  # what is filled
         self.pause = pause
-        self.standing = StreamStanding.WAITING
-        self.error = ""
+        self.standing = StreamStanding.WAITING  # see `StreamStanding`
+        self.error = ""  # why the last stream was refused or ended, ``""`` while all is well
+        #: The source's highest seqno as it said last, ``None`` before it has.
         self.source_seqno: int | None = None
-        self.ask_at = 0.0
-        self.began_at = 0.0
+        self.ask_at = 0.0  # when to ask for a stream again
+        self.began_at = 0.0  # when the stream began
         self._lost: Callable[[int], None] | None = lost
         self.watch()
 
@@ -138,17 +130,11 @@ class Followed:
 
 
 class Received(NamedTuple):
-    """What came over one or several connections, in numbers.
+    """What came over one or several connections, in numbers."""
 
-    Attributes:
-        items: versions.
-        rollbacks: how often a vBucket was sent back.
-        backoffs: how often acknowledging was put off for lack of memory.
-    """
-
-    items: int = 0
-    rollbacks: int = 0
-    backoffs: int = 0
+    items: int = 0  # versions
+    rollbacks: int = 0  # how often a vBucket was sent back
+    backoffs: int = 0  # how often acknowledging was put off for lack of memory
 
     def plus(self, other: Received) -> Received:
         """Return both together."""

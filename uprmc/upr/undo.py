@@ -47,16 +47,11 @@ _UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 
 
 class UndoDesk:
-    """The rollbacks of one connection: some at a time, with common limits.
-
-    Attributes:
-        asked: questions without an answer.
-        held_bytes: what versions take that came and are not put to use yet.
-    """
+    """The rollbacks of one connection: some at a time, with common limits."""
 
     def __init__(self) -> None:
-        self.asked = 0
-        self.held_bytes = 0
+        self.asked = 0  # questions without an answer
+        self.held_bytes = 0  # what versions take that came and are not put to use yet
         self._running: dict[ReplicaStream, Undo] = {}
         self._waiting: dict[ReplicaStream, Undo] = {}
 
