@@ -305,20 +305,29 @@ def test_a_tap_adapter_names_its_upstream(plain: ServerProcess, here: Here) -> N
     adapter.stop()
 
 
-@pytest.mark.parametrize("verb", VERBS, ids=NAMES)
-def test_a_stopped_node_keeps_no_verb_waiting(tmp_path: Path, here: Here, verb: list[str]) -> None:
-    with start_uprmc(tmp_path, "--vbuckets", str(VBUCKETS)) as server:
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A node whose process does not go on."""
+    data = tmp_path_factory.mktemp("stopped")
+    with start_uprmc(data, "--vbuckets", str(VBUCKETS)) as server:
         os.kill(server.pid, signal.SIGSTOP)
-        began = time.monotonic()
-        options = [] if verb[0] in ("observe", "replicate") else ["--timeout", "500ms"]
-        try:
-            ended = here(*verb, "--node", server.upr, *options)
-        finally:
-            os.kill(server.pid, signal.SIGCONT)
-        assert ended.code == 1
-        assert str(server.upr) in ended.line()
-        assert time.monotonic() - began < 15
+        yield server
+        os.kill(server.pid, signal.SIGCONT)
         server.stop()
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=NAMES)
+def test_a_stopped_node_keeps_no_verb_waiting(
+    stopped: ServerProcess, here: Here, verb: list[str]
+) -> None:
+    began = time.monotonic()
+    options = ["--node-timeout" if verb[0] == "replicate" else "--timeout", "500ms"]
+    if verb[0] == "observe":
+        options = []  # what is usual
+    ended = here(*verb, "--node", stopped.upr, *options)
+    assert ended.code == 1
+    assert str(stopped.upr) in ended.line()
+    assert time.monotonic() - began < 15
 
 
 def test_a_time_without_a_unit_of_ours_is_refused(here: Here) -> None:

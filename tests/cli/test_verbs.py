@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from interop.server_process import ServerProcess, start_uprmc
-from tests.cli.here import runner
+from tests.cli.here import Here, runner
 from tests.cli.support import uprmc
 from tests.codec.frames import Frame
 from tests.codec.node import ScriptedNode
@@ -29,16 +29,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         server.stop()
 
 
-def test_settings_lists_every_setting() -> None:
-    ended = uprmc("settings")
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Here:
+    return runner(capsys)
+
+
+def test_settings_lists_every_setting(here: Here) -> None:
+    ended = here("settings")
     assert (ended.code, ended.err) == (0, "")
     for info in describe():
         assert f"{info.name} = " in ended.out
         assert info.doc in ended.out
 
 
-def test_settings_as_json_can_be_read_by_a_program() -> None:
-    rows = json.loads(uprmc("settings", "--json").out)
+def test_settings_as_json_can_be_read_by_a_program(here: Here) -> None:
+    rows = json.loads(here("settings", "--json").out)
     assert [row["name"] for row in rows] == [info.name for info in describe()]
     quota = next(row for row in rows if row["name"] == "memory.quota")
     assert quota["default"] == 1 << 30
@@ -46,29 +51,31 @@ def test_settings_as_json_can_be_read_by_a_program() -> None:
     assert {"unit", "help"} <= quota.keys()
 
 
-def test_stats_prints_the_general_group(server: ServerProcess) -> None:
+def test_stats_prints_the_general_group(server: ServerProcess, here: Here) -> None:
     ended = uprmc("stats", "--node", server.upr)
     assert (ended.code, ended.err) == (0, "")
     found = dict(line.split(maxsplit=1) for line in ended.out.splitlines() if " " in line.strip())
     assert found["pid"] == str(server.pid)
-    assert uprmc("stats", "--node", server.memcached).code == 0
+    assert here("stats", "--node", server.memcached).code == 0
 
 
 @pytest.mark.parametrize("group", [[], ["settings"], ["vbucket-details", "3"], ["uprmc"]])
-def test_stats_as_json(server: ServerProcess, group: list[str]) -> None:
-    found = json.loads(uprmc("stats", *group, "--json", "--node", server.upr).out)
+def test_stats_as_json(server: ServerProcess, here: Here, group: list[str]) -> None:
+    found = json.loads(here("stats", *group, "--json", "--node", server.upr).out)
     assert found
     assert all(isinstance(value, str) for value in found.values())
 
 
-def test_why_memory_is_full_is_said_in_sentences_and_in_numbers(server: ServerProcess) -> None:
-    ended = uprmc("stats", "memory", "--why", "--node", server.upr)
+def test_why_memory_is_full_is_said_in_sentences_and_in_numbers(
+    server: ServerProcess, here: Here
+) -> None:
+    ended = here("stats", "memory", "--why", "--node", server.upr)
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("Documents take 0 bytes of the quota of 1.0 GiB (0 %).")
-    found = json.loads(uprmc("stats", "memory", "--why", "--json", "--node", server.upr).out)
+    found = json.loads(here("stats", "memory", "--why", "--json", "--node", server.upr).out)
     assert sum(use["bytes"] for use in found["uses"]) == pytest.approx(found["process"], rel=0.2)
     assert found["why"][0] == ended.out.splitlines()[0]
-    refused = uprmc("stats", "--why", "--node", server.upr)
+    refused = here("stats", "--why", "--node", server.upr)
     assert (refused.code, refused.out) == (2, "")
     assert "uprmc stats memory --why" in refused.err
 
@@ -106,9 +113,9 @@ def test_why_names_what_fills_the_quota(used: int, keys: int, queued: int, said:
     ],
 )
 def test_a_group_that_cannot_be_had_is_one_line_and_exit_code_1(
-    server: ServerProcess, group: list[str], said: str
+    server: ServerProcess, here: Here, group: list[str], said: str
 ) -> None:
-    ended = uprmc("stats", *group, "--node", server.upr)
+    ended = here("stats", *group, "--node", server.upr)
     assert ended.code == 1
     assert ended.line() == said
 
@@ -119,15 +126,15 @@ def test_help_lists_the_groups_that_a_node_has() -> None:
     assert {*BY_VBUCKET} == {*statistics._BY_VBUCKET}
 
 
-def test_nobody_listening_is_one_line_and_exit_code_1() -> None:
+def test_nobody_listening_is_one_line_and_exit_code_1(here: Here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         place = f"127.0.0.1:{taken.getsockname()[1]}"
-    ended = uprmc("stats", "--node", place)
+    ended = here("stats", "--node", place)
     assert ended.code == 1
     assert ended.line().startswith(f"no node answers at {place}: ")
 
 
-def test_one_who_hangs_up_without_an_answer_is_one_line_and_exit_code_1() -> None:
+def test_one_who_hangs_up_without_an_answer_is_one_line_and_exit_code_1(here: Here) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         place = f"127.0.0.1:{listener.getsockname()[1]}"
 
@@ -138,7 +145,7 @@ def test_one_who_hangs_up_without_an_answer_is_one_line_and_exit_code_1() -> Non
 
         thread = threading.Thread(target=hang_up)
         thread.start()
-        ended = uprmc("stats", "--node", place)
+        ended = here("stats", "--node", place)
         thread.join()
     assert ended.code == 1
     assert ended.line() == (
@@ -154,9 +161,9 @@ class _Silent(ScriptedNode):
         return []
 
 
-def test_ctrl_c_is_exit_code_130_without_a_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_exit_code_130_without_a_traceback(here: Here) -> None:
     with _Silent() as node:
-        ended = runner(capsys)("stats", "--node", node.place)
+        ended = here("stats", "--node", node.place)
     assert (ended.code, ended.out, ended.err.strip()) == (130, "", "uprmc: interrupted")
 
 

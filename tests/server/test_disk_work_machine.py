@@ -365,7 +365,7 @@ class DiskWorkMachine(RuleBasedStateMachine):
 def test_nothing_waits_for_ever_and_a_stop_leaves_everything_on_disk() -> None:
     run_state_machine_as_test(
         DiskWorkMachine,
-        settings=hypothesis_settings(max_examples=100, stateful_step_count=40),
+        settings=hypothesis_settings(stateful_step_count=40),
     )
 
 

@@ -11,10 +11,11 @@ from twisted.internet.testing import MemoryReactorClock, StringTransport
 
 from tests.server.support import PEER, Loop
 from uprmc.config import HttpSettings, ServerSettings
-from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket, StreamNotFound
+from uprmc.errors import InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.metrics import Metric
 from uprmc.server.http import site as http
-from uprmc.server.http.site import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, listen_http, node_site
+from uprmc.server.http.site import MAX_BODY_BYTES, MAX_CLIENTS, REQUEST_S, node_site
+from uprmc.server.net.listener import listen
 from uprmc.web import SPARE_CLIENTS, KnownHosts
 
 
@@ -322,17 +323,11 @@ def test_a_nodes_names_are_its_settings_its_listeners_and_the_machines(
     assert known.refusal([b"off"])
 
 
-def test_off_is_no_listener(loop: Loop) -> None:
-    assert loop.result(listen_http(loop.reactor, "off", FakeNode(), 5)) is None
-
-
-def test_a_bad_address_is_a_configuration_error(loop: Loop) -> None:
-    with pytest.raises(ConfigError, match=r"^server\.http: "):
-        loop.result(listen_http(loop.reactor, "8091", FakeNode(), 5))
-
-
 def test_it_answers_over_a_real_connection_and_stops_cleanly(loop: Loop) -> None:
-    listener = loop.result(listen_http(loop.reactor, "127.0.0.1:0", FakeNode(), 5))
+    site = node_site(FakeNode(), loop.reactor)
+    listener = loop.result(
+        listen(loop.reactor, "127.0.0.1:0", site, setting="server.http", backlog=5)
+    )
     client = loop.client(listener.address)
     client.socket.send(b"GET /healthz HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert client.read_all().endswith(b"\r\n\r\nok\n")

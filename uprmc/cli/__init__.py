@@ -1,1 +1,1 @@
-"""The ``uprmc`` command: one module for each verb."""
+"""The ``uprmc`` command: one module for each family of verbs."""

@@ -42,9 +42,6 @@ from uprmc.remote.ranges import named
 # --- events as lines ------------------------------------------------------------------------------
 
 
-__all__ = ["Rollback", "Shown", "SnapshotBegin", "SnapshotEnd", "as_json_line", "plain"]
-
-
 #: A value is cut after so many characters on a line for people.
 _VALUE_CHARACTERS = 60
 

@@ -33,7 +33,7 @@ from uprmc.remote.registering import name_tag
 from uprmc.server import system
 from uprmc.server.http.changes import Changes
 from uprmc.server.http.endless import Endless, EventStream, Live
-from uprmc.server.http.site import known_hosts, listen_http, reserved_files
+from uprmc.server.http.site import gate, known_hosts, node_site, reserved_files, role_of_page
 from uprmc.server.log import LEVELS, Events, Log, Throttle, set_level
 from uprmc.server.net.access import Access, Audit
 from uprmc.server.net.adapter import SessionFactory
@@ -63,6 +63,7 @@ from uprmc.storage.directory import open_directory
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.hub import Hub
 from uprmc.upr.replication import Replication
+from uprmc.web import LimitedSite
 
 # --- what the log says of a data directory --------------------------------------------------------
 # What the log says of a data directory: that it is rewritten, or begins a new history.
@@ -288,22 +289,18 @@ class Node:
 
     def _listen(self) -> Generator[Deferred[Any], Any, None]:
         server = self.settings.server
-        http = yield listen_http(
-            self._reactor,
-            server.http,
-            self.statistics,
-            server.listen_backlog,
-            self._endless,
-            self.access,
-            self._work,
-            self.settings.http,
-            self.connections.buffers,
-            self._https,
-            known_hosts(server),
-            unix_mode(server.unix_mode, "server.unix_mode"),
-        )
-        if http is not None:
-            self._listeners["http"] = [http]
+        mode = unix_mode(server.unix_mode, "server.unix_mode")
+        if server.http != "off":
+            listener = yield listen(
+                self._reactor,
+                server.http,
+                self._site(),
+                setting="server.http",
+                backlog=server.listen_backlog,
+                tls=self._https,
+                mode=mode,
+            )
+            self._listeners["http"] = [listener]
         for name, texts, by_key in (
             ("memcached", several(server.memcached), True),
             ("upr", [server.upr], False),
@@ -317,12 +314,26 @@ class Node:
                     setting=f"server.{name}",
                     backlog=server.listen_backlog,
                     tls=self._tls,
-                    mode=unix_mode(server.unix_mode, "server.unix_mode"),
+                    mode=mode,
                     alone=len(texts) == 1,
                 )
                 opened.append(listener)
         self.upr.tag = name_tag(f"{gethostname()} {self._listeners['upr'][0].address}")
         yield self.index.listen()
+
+    def _site(self) -> LimitedSite:
+        site = node_site(
+            self.statistics,
+            self._reactor,
+            self._endless,
+            self._work,
+            self.settings.http,
+            self.connections.buffers,
+            known_hosts(self.settings.server),
+        )
+        if self.access is not None:
+            gate(site, self.access, "http", role_of_page)
+        return site
 
     def _open_private(self, path: str) -> Listener:
         return listen_private(self._reactor, path, self._session_factory(_PRIVATE, by_key=False))

@@ -65,9 +65,6 @@ from uprmc.server.net.connections import Buffers
 _FORMAT = 0x81
 _HEAD_BYTES = 6
 
-#: First bytes of tokens of the first format; these had a part of a history's number.
-_FORMER = frozenset({2, 3, 4, 5, 6, 8})
-
 
 def encoded(places: Mapping[int, Saved]) -> str:
     """Return the token of some places; a vBucket at the beginning is left out."""
@@ -91,14 +88,12 @@ def decoded(token: str) -> dict[int, Saved]:
     """Return where a token stands in each vBucket that it names.
 
     Raises:
-        ValueError: it is no token, or one of the first format; the text says which.
+        ValueError: it is no token.
     """
     try:
         data = urlsafe_b64decode(token.encode("ascii") + b"=" * (-len(token) % 4))
     except (UnicodeEncodeError, Base64Error):
         raise ValueError("this is no token") from None
-    if data[:1] and data[0] in _FORMER:
-        raise ValueError("a token of an earlier version does not name its histories completely")
     if len(data) < _HEAD_BYTES or data[0] != _FORMAT:
         raise ValueError("this is no token")
     width, uuid_width, whole = data[1], data[2], int.from_bytes(data[3:_HEAD_BYTES])

@@ -19,13 +19,12 @@ from importlib.resources import files
 from socket import gethostname
 from typing import Any, cast
 
-from twisted.internet.defer import Deferred, succeed
 from twisted.python.failure import Failure
 from twisted.web import http
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
-from uprmc.config import UNIX_MODE, HttpSettings, ServerSettings, Settings
+from uprmc.config import HttpSettings, ServerSettings, Settings
 from uprmc.errors import ConfigError, InvalidArguments, NotMyVBucket, StreamNotFound
 from uprmc.login.credentials import NAME_MAX_BYTES, PASSWORD_MAX_BYTES, Credentials
 from uprmc.login.users import Role, User
@@ -36,7 +35,6 @@ from uprmc.server.log import Log
 from uprmc.server.net.access import PUT_OFF_S, Access, stays_here
 from uprmc.server.net.adapter import peer_text
 from uprmc.server.net.connections import RESERVED_FILES, share_of_files
-from uprmc.server.net.listener import Listener, ServedTls, listen
 from uprmc.server.stats.statistics import Statistics
 from uprmc.server.work.turns import LongWork
 from uprmc.web import Account, KnownHosts, LimitedChannel, LimitedSite
@@ -520,32 +518,3 @@ def known_hosts(settings: ServerSettings, *places: str) -> KnownHosts:
         with suppress(ValueError):  # off, or an endpoint
             names.append(parsed(place.strip(), least_port=0).host)
     return KnownHosts(names, "server.http_hosts")
-
-
-def listen_http(
-    reactor: Any,
-    text: str,
-    view: Statistics,
-    backlog: int,
-    endless: Endless | None = None,
-    access: Access | None = None,
-    work: LongWork | None = None,
-    settings: HttpSettings | None = None,
-    account: Account | None = None,
-    tls: ServedTls | None = None,
-    hosts: KnownHosts | None = None,
-    mode: int = UNIX_MODE,
-) -> Deferred[Listener | None]:
-    """Serve the pages at the place that `text` describes; fires with None when that is ``off``.
-
-    `access` knows who may see them, ``None`` = everybody. `work` takes what is long. `account`
-    counts what answers hold. With `tls` it is HTTPS. `hosts` are its names, ``None`` = any. `mode`
-    is meant, and it fails, as of `listener.listen`.
-    """
-    if text == "off":
-        return succeed(None)
-    site = node_site(view, reactor, endless, work, settings, account, hosts)
-    if access is not None:
-        gate(site, access, "http", role_of_page)
-    listening = listen(reactor, text, site, setting=SETTING, backlog=backlog, tls=tls, mode=mode)
-    return listening.addCallback(lambda it: it)
