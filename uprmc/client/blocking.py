@@ -51,11 +51,11 @@ from uprmc.client.wire import Wire
 # One run of the blocking client: its sockets, and the thread that owns them.
 #
 # The thread calls the rules, holding the client's lock; other threads wake it by a pair of sockets.
-# While a handler works, or whoever runs the loop by steps, the sockets belong to the keeper, a
-# second thread: it answers keep-alives.
+# While a handler works, or the program that runs the loop by steps, the sockets belong to the
+# keeper, a second thread: it answers keep-alives.
 
 
-#: The time is told to the rules so often, when nothing else happens.
+#: The rules get the time so often, when nothing else happens.
 _TURN_S = 0.1
 
 
@@ -64,7 +64,7 @@ class Loop:
 
     Args:
         core: the rules.
-        lock: whoever calls the rules holds it; must be reentrant.
+        lock: taken around each call of the rules; must be reentrant.
         stopping: when set, the run ends after the present batch.
         ended: called once at the end, with the lock held.
         tls, connect_timeout_s, patience_s: as of `blocking.UprClient`.
@@ -160,12 +160,12 @@ class Loop:
     # --- the loop -------------------------------------------------------------------------------
 
     def run(self, reached: Callable[[], bool] | None, timeout_s: float | None) -> None:
-        """Go on until told otherwise."""
+        """Go on until it is to end."""
         for _ in self.steps(reached, timeout_s):
             pass
 
     def steps(self, reached: Callable[[], bool] | None, timeout_s: float | None) -> Iterator[None]:
-        """Go on until told otherwise; yields now and then, having saved nothing on purpose."""
+        """Go on until it is to end; yields now and then, having saved nothing on purpose."""
         began = time.monotonic()
         while not self._stopping.is_set() and not self.core.streams.finished:
             now = time.monotonic()
@@ -179,7 +179,7 @@ class Loop:
             if reached is not None and reached():
                 break
             self._wait_and_read()
-            with self._keeper:  # whoever steps may take its time
+            with self._keeper:  # the caller may take its time
                 yield
         with self._lock:
             self._drive(self.core.idle())
@@ -297,7 +297,7 @@ class Loop:
             answers = b""
             while data := wire.read_ahead(session.room_ahead):
                 answers += session.hear_ahead(data)
-            with contextlib.suppress(ClientError):  # told when it is read
+            with contextlib.suppress(ClientError):  # it is raised when it is read
                 wire.write(answers)
 
 
@@ -311,13 +311,13 @@ class UprClient:
         nodes: HOST:PORT of each node's upr listener, one text or several.
         handler: what to do with changes.
         state: where positions are kept: a path (a SQLite file), any `StateStore`, or ``None`` = in
-            memory, which means to begin anew at each start. A store that is given stays open.
+            memory, which means to begin again at each start. A store that is given stays open.
         name: of this consumer; a state belongs to one name.
         vbuckets: which to follow, ``None`` = all that are active on the nodes.
         total_vbuckets: how many the documents are spread over; ``None`` = the state says, or if it
             is new, the nodes. A node with another number is refused when it is first reached.
         tls: how to speak TLS to the nodes, ``None`` = not at all.
-        credentials: who logs in to the nodes, ``None`` = nobody.
+        credentials: who logs in to the nodes, ``None`` = no user.
         connect_timeout_s: an attempt to connect is given up after so long.
         patience_s: `run` raises if no node was ever reached after so long, ``None`` = it waits.
             Once one was reached it dials for ever.
@@ -567,7 +567,7 @@ class UprClient:
 
 
 class _Collector(Handler):
-    """Keeps changes until somebody takes them."""
+    """Keeps changes until they are taken."""
 
     def __init__(self) -> None:
         self.changes: list[Change] = []

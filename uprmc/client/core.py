@@ -60,7 +60,7 @@ _LISTENING_S = 1.0
 #: What was reached is saved with the next batch; by itself when none has come for this long.
 _SAVE_AFTER_S = 1.0
 
-#: A piece of this size may make so many objects that the collector is told to wait.
+#: A piece of this size may make so many objects that the collector has to wait.
 _MANY_BYTES = 4_096
 
 _DISK = int(MarkerFlag.DISK)

@@ -57,8 +57,7 @@ from uprmc.remote.stream import StreamFault, StreamState
 # --- events ---------------------------------------------------------------------------------------
 # What a node has sent beside batches: the events between bytes and rules.
 #
-# Events of streams name theirs, so whoever deals with them can tell a stream that is not wanted any
-# more.
+# Events of streams name theirs, so a stream that is not wanted any more can be recognised.
 
 
 class StreamEnded(NamedTuple):

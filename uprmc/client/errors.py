@@ -1,4 +1,4 @@
-"""What a consumer may be told when it cannot go on; every text says what happened and what to do.
+"""What a consumer may raise when it cannot go on; every text says what happened and what to do.
 
 A consumer that has once been connected does not raise when a node is gone: it dials again. It
 raises what dialling again does not help.

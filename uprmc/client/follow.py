@@ -103,7 +103,7 @@ class Follower:
             session: of the node that has the vBucket active.
             place: where to begin.
             flags: of the stream request.
-            opening: told the stream before it is asked for.
+            opening: called with the stream before it is asked for.
 
         Raises:
             NotNow: the node cannot, or the vBucket is elsewhere.
@@ -163,7 +163,9 @@ class Follower:
 
     def _return_native(self, place: Place) -> Task:
         """After a crash the handler may hold more than is saved."""
-        if place.kept and not (yield from told(self._handler.rollback(place.vbucket, place.seqno))):
+        if place.kept and not (
+            yield from awaited(self._handler.rollback(place.vbucket, place.seqno))
+        ):
             yield from self._start_over(place)
         place.applied = place.seqno
 
@@ -214,7 +216,7 @@ class Follower:
             yield from self._start_over(place)
             return
         self._writer.going_back(place, target)
-        if (yield from told(self._handler.rollback(vbucket, target))):
+        if (yield from awaited(self._handler.rollback(vbucket, target))):
             log = yield from self._log(session, place)
             if place.holds_until(log) < target:  # another history than when it sent us back
                 raise NotNow(f"vBucket {vbucket}: its history at {session.place} has changed")
@@ -254,7 +256,7 @@ class Follower:
         def put_back(keys: Sequence[bytes]) -> Task:
             versions = yield from fetch(session, vbucket, keys)
             for key, (seqno, document) in zip(keys, versions, strict=True):
-                yield from told(self._handler.undo(vbucket, key, document))
+                yield from awaited(self._handler.undo(vbucket, key, document))
                 if seqno > place.ring_from:
                     newer.append((seqno, key))
 
@@ -271,7 +273,7 @@ class Follower:
     def _start_over(self, place: Place) -> Task:
         vbucket = place.vbucket
         self._writer.going_back(place, 0)
-        yield from told(self._handler.rollback(vbucket, 0))
+        yield from awaited(self._handler.rollback(vbucket, 0))
         yield from self._make_durable()
         self.restarts[vbucket] = self.restarts.get(vbucket, 0) + 1
         self._writer.start_over(place)
@@ -279,7 +281,7 @@ class Follower:
     def _make_durable(self) -> Task:
         durable = getattr(self._handler, "durable", None)
         if durable is not None:
-            yield from told(durable())
+            yield from awaited(durable())
 
     def _rewinds(self, place: Place, target: int, words: str) -> bool:
         """Return whether to go back to `target`, or else to the beginning."""
@@ -304,7 +306,7 @@ class Follower:
             known, place.followed = place.followed, place.log[0].uuid
             place.lost = None
             if known:
-                yield from told(self._handler.branch(place.vbucket, place.followed, *lost))
+                yield from awaited(self._handler.branch(place.vbucket, place.followed, *lost))
 
     def _nonsense(self, session: NodeSession, place: Place, what: str) -> ProducerError:
         return ProducerError(
@@ -314,7 +316,7 @@ class Follower:
         )
 
 
-def told(result: Any) -> Task:
+def awaited(result: Any) -> Task:
     """Return what a handler returned, having waited for it if it is something to wait for."""
     if result is None or result is True or result is False:
         return result

@@ -1,4 +1,4 @@
-"""What a consumer is told, and whom it is told to: changes, documents, and the handler.
+"""What a consumer is given, and what takes it: changes, documents, and the handler.
 
 A handler implements what it needs; the rest does nothing. With the blocking client its methods
 return nothing; with an asynchronous one they may return an awaitable, and nothing more is handed
@@ -44,7 +44,7 @@ class Document(NamedTuple):
 
 
 class Handler:
-    """What a consumer does with what it is told. Make a subclass; override what you need.
+    """What a consumer does with what it is given. Make a subclass; override what you need.
 
     Applying a change must be harmless when done twice, unless position and effects are committed
     together (`SqliteState` on the handler's own connection): after a crash the last changes come
@@ -90,7 +90,7 @@ class Handler:
 
 
 class DurableHandler(Protocol):
-    """A handler that can make durable what it was told so far, also in the middle of a snapshot.
+    """A handler that can make durable what it was given so far, also in the middle of a snapshot.
 
     Then a position inside of a snapshot is saved too, and a restart goes on from there.
     """
@@ -114,7 +114,7 @@ class BatchHandler(Protocol):
 
 
 # --- checking -------------------------------------------------------------------------------------
-# What is wrong with a handler, told before a consumer begins: pure rules, nothing is called.
+# What is wrong with a handler, before a consumer begins: pure rules, nothing is called.
 #
 # A method with a misspelt name would never be called, and one with other parameters would fail at
 # its first call, perhaps days later.

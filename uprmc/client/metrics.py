@@ -6,54 +6,32 @@ from typing import NamedTuple
 
 
 class VBucketMetrics(NamedTuple):
-    """One vBucket.
+    """One vBucket."""
 
-    Attributes:
-        node: whom it is streamed from, ``""`` = nobody at present.
-        seqno: last change that was handed over.
-        whole_seqno: end of the last snapshot that was handed over completely.
-        lag_items: seqnos between that and the node's newest, as it told last.
-        lag_bytes: the same in bytes, by the average size of what has come.
-        lag_s: seconds since we were level with the node, 0 = we are.
-        ring_covers_seqnos: so far back a rollback can be undone key by key.
-        rollbacks: times that the node sent us back.
-        restarts: times that we began anew from zero.
-        undone: keys whose changes were undone.
-        items: changes that were handed over.
-        refusal: why it is not streamed, in the words of the node that refuses, ``""`` = it is, or
-            nobody has refused.
-    """
-
-    node: str
-    seqno: int
-    whole_seqno: int
-    lag_items: int
-    lag_bytes: int
-    lag_s: float
-    ring_covers_seqnos: int
-    rollbacks: int
-    restarts: int
-    undone: int
-    items: int
+    node: str  # whom it is streamed from, ``""`` = no node at present
+    seqno: int  # last change that was handed over
+    whole_seqno: int  # end of the last snapshot that was handed over completely
+    lag_items: int  # seqnos between that and the node's newest, as it said last
+    lag_bytes: int  # the same in bytes, by the average size of what has come
+    lag_s: float  # seconds since we were level with the node, 0 = we are
+    ring_covers_seqnos: int  # so far back a rollback can be undone key by key
+    rollbacks: int  # times that the node sent us back
+    restarts: int  # times that we began again from zero
+    undone: int  # keys whose changes were undone
+    items: int  # changes that were handed over
+    # why it is not streamed, in the words of the node that refuses, ``""`` = it is, or no
+    # node has refused.
     refusal: str = ""
 
 
 class NodeMetrics(NamedTuple):
-    """One node.
+    """One node."""
 
-    Attributes:
-        connected: whether streams can be asked for.
-        attempts: dialled in vain since the last good connection.
-        last_error: why the last connection ended or did not come about, ``""`` = never.
-        items: changes received on this connection.
-        bytes: bytes received on this connection.
-    """
-
-    connected: bool
-    attempts: int
-    last_error: str
-    items: int
-    bytes: int
+    connected: bool  # whether streams can be asked for
+    attempts: int  # dialled in vain since the last good connection
+    last_error: str  # why the last connection ended or did not come about, ``""`` = never
+    items: int  # changes received on this connection
+    bytes: int  # bytes received on this connection
 
 
 class Metrics(NamedTuple):

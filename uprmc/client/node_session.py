@@ -213,17 +213,11 @@ def is_burst(events: list[Event]) -> bool:
 
 
 class Opened(NamedTuple):
-    """What a handshake has found out.
+    """What a handshake has found out."""
 
-    Attributes:
-        granted: CONTROL keys that the node accepted.
-        knows_terms: the node tells the terms of vBuckets.
-        map: its cluster map; ``None`` = it has none that makes sense.
-    """
-
-    granted: set[bytes]
-    knows_terms: bool
-    map: ClusterMap | None
+    granted: set[bytes]  # CONTROL keys that the node accepted
+    knows_terms: bool  # the node tells the terms of vBuckets
+    map: ClusterMap | None  # its cluster map; ``None`` = it has none that makes sense
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +319,7 @@ class NodeSession:
         open: the handshake is done.
         error: why the connection cannot go on; the owner of the socket closes it.
         granted: CONTROL keys that the node accepted.
-        facts: what the node has told of its vBuckets.
+        facts: what the node says of its vBuckets.
         decoded: what was received last is decoded, so what comes next may be heard ahead.
         items: changes received; with `bytes_received` they tell the size of one.
         has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.

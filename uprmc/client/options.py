@@ -32,51 +32,35 @@ _UUID_MAX = 2**64 - 1
 
 @dataclass(frozen=True)
 class Options:
-    """How a consumer behaves.
+    """How a consumer behaves."""
 
-    Attributes:
-        name: of its connections, seen in the node's statistics; one for each process.
-        vbuckets: which to follow, ``None`` = all that are active on the nodes.
-        total_vbuckets: how many the documents are spread over; 0 = the state says, or the nodes.
-        start: where to begin: ``checkpoint`` = where the state says, else the beginning;
-            ``beginning`` and ``now`` whatever the state says; after a seqno of the newest history,
-            in each vBucket; or positions for some vBuckets, the others as ``checkpoint``. What
-            another state has saved is a position, too, also inside of a snapshot.
-        until_now: end when everything has come that was there.
-        replicas: stream a vBucket that is active nowhere from a replica.
-        redial: go on when a connection or a stream is lost; without it that is an error.
-        values: whether changes carry the documents' values.
-        on_rollback: see `follow.OnRollback`.
-        on_purged: see `follow.OnPurged`; it is asked if the consumer registers.
-        instance: as what it is registered with the nodes, ``None`` = not at all.
-        ring_items: how many of the newest keys of each vBucket can be undone one by one.
-        buffer_bytes: how far a node may be ahead of the handler.
-        starts_max: how many streams are asked for at a time.
-        noop_interval_s: a silent node is given up after twice this and two seconds.
-        poll_s: how often nodes are asked how far they are.
-        credentials: who logs in to nodes, ``None`` = nobody.
-        tls: whether nodes are reached by TLS, so that nobody listens to a login.
-        jitter: gives numbers from 0 to 1, so that consumers do not dial all at once.
-    """
-
+    # of its connections, seen in the node's statistics; one for each process.
     name: str = "consumer"
+    # which to follow, ``None`` = all that are active on the nodes.
     vbuckets: frozenset[int] | None = None
+    # how many the documents are spread over; 0 = the state says, or the nodes.
     total_vbuckets: int = 0
+    # where to begin: ``checkpoint`` = where the state says, else the beginning; ``beginning`` and
+    # ``now`` whatever the state says; after a seqno of the newest history, in each vBucket; or
+    # positions for some vBuckets, the others as ``checkpoint``. What another state has saved is a
+    # position, too, also inside of a snapshot.
     start: Start = "checkpoint"
-    until_now: bool = False
-    replicas: bool = False
-    redial: bool = True
-    values: bool = True
-    on_rollback: OnRollback = "rewind"
-    on_purged: OnPurged = None
+    until_now: bool = False  # end when everything has come that was there
+    replicas: bool = False  # stream a vBucket that is active nowhere from a replica
+    redial: bool = True  # go on when a connection or a stream is lost; without it that is an error
+    values: bool = True  # whether changes carry the documents' values
+    on_rollback: OnRollback = "rewind"  # see `follow.OnRollback`
+    on_purged: OnPurged = None  # see `follow.OnPurged`; it is asked if the consumer registers
+    # as what it is registered with the nodes, ``None`` = not at all.
     instance: Instance | None = None
-    ring_items: int = 10_000
-    buffer_bytes: int = 8 * 1024 * 1024
-    starts_max: int = 1_024
-    noop_interval_s: float = 120.0
-    poll_s: float = 1.0
-    credentials: Credentials | None = None
-    tls: bool = False
+    ring_items: int = 10_000  # how many of the newest keys of each vBucket can be undone one by one
+    buffer_bytes: int = 8 * 1024 * 1024  # how far a node may be ahead of the handler
+    starts_max: int = 1_024  # how many streams are asked for at a time
+    noop_interval_s: float = 120.0  # a silent node is given up after twice this and two seconds
+    poll_s: float = 1.0  # how often nodes are asked how far they are
+    credentials: Credentials | None = None  # who logs in to nodes, ``None`` = no user
+    tls: bool = False  # whether nodes are reached by TLS, so that a login cannot be listened to
+    # gives numbers from 0 to 1, so that consumers do not dial all at once.
     jitter: Callable[[], float] = lambda: 0.0
 
     def check(self) -> None:

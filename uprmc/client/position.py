@@ -60,11 +60,11 @@ class Place:
         vbucket: whose.
         end: the end of the snapshot that `seqno` lies in; `whole` when that is complete.
         log: the failover log of the history that was followed, newest first.
-        purge_seqno: highest seqno of a dropped tombstone, as the node told last.
-        term: the highest that any node told.
+        purge_seqno: highest seqno of a dropped tombstone, as the node said last.
+        term: the highest of any node.
         kept: whether the state has a row for it.
-        inside: `snapshot_begin` was told and `snapshot_end` not yet.
-        lost: seqnos that were undone and not told yet: first and last.
+        inside: `snapshot_begin` was called and `snapshot_end` not yet.
+        lost: seqnos that were undone and not reported yet: first and last.
         followed: newest history that the handler knows of, 0 = none.
         at_now: nothing came yet, and the program wanted only what is new.
         begin_at: instead of what is new, what comes after this seqno of the newest history.
@@ -196,10 +196,10 @@ class Place:
     # --- going back -----------------------------------------------------------------------------
 
     def target(self, seqno: int, boundaries: Iterable[int], *, native: bool) -> int:
-        """Return where to go back to, told that history is shared up to `seqno`; 0 = start over.
+        """Return where to go back to if history is shared up to `seqno`; 0 = start over.
 
         The newest boundary at or below it (row P10). With a ring any seqno of a whole snapshot
-        will do, should no boundary be left: every key that came later is fetched anew. Beyond the
+        will do, should no boundary be left: every key that came later is fetched again. Beyond the
         ring there is only the beginning (row D47).
         """
         seqno = min(seqno, self.whole)
@@ -305,8 +305,9 @@ class PositionWriter:
     same transaction, which is durable at once, or the state dies with the process, the batch is
     handed over first, and the commit has its place, too.
 
-    A place inside of a snapshot is written only if the handler can make durable what it was told so
-    far, or shares its transaction with the state; otherwise its last whole snapshot is (row D45).
+    A place inside of a snapshot is written only if the handler can make durable what it was given
+    so far, or shares its transaction with the state; otherwise its last whole snapshot is (row
+    D45).
 
     Source: systems reference g.2; acceptance rows D13, D44, D45, D48.
 
@@ -345,7 +346,7 @@ class PositionWriter:
         return found
 
     def watermark(self, place: Place) -> Position:
-        """Return the last complete snapshot of a place that is durable, as nodes are told it."""
+        """Return the last complete snapshot of a place that is durable: nodes are sent it."""
         if self._durable_later is not None:
             place.durable = self._durable_later(place.vbucket)
         return place.watermark
@@ -376,7 +377,7 @@ class PositionWriter:
     def _remember(self, batch: Batch, ring: RingColumns, trims: dict[int, int]) -> None:
         """Add the keys of a batch to the ring, and behind them the ends of its snapshots.
 
-        A native handler can return only to an end that it was told: these are written later.
+        A native handler can return only to an end that it knows: these are written later.
         """
         places, dirty, keep, native = self.places, self._dirty, self._ring_items, self._native
         seqnos = batch.seqnos
@@ -454,7 +455,7 @@ class PositionWriter:
         The ring stays. Should we die half-way, perhaps a node comes next that has the history which
         this one lost: it streams everything after `seqno` again. Any other one has it undone, from
         the first step. Where the handler's own writes are in the state's transactions, this goes
-        with the first of them: one that was not told to go back has not lost its place either.
+        with the first of them: one that was not sent back has not lost its place either.
         """
         self._drop_boundaries(place.vbucket, seqno)
         place.go_back(seqno)

@@ -1,12 +1,12 @@
 """What a consumer keeps across restarts, and the contract of whatever keeps it.
 
 Of each vBucket: the position (`Saved`) and the *ring*, the keys received lately with their seqnos.
-After a rollback the documents of the ring's keys are fetched anew, so a key must be in the ring
+After a rollback the documents of the ring's keys are fetched again, so a key must be in the ring
 before its change is applied. `commit` writes positions and ring in one transaction: what is loaded
 later is always what one commit left behind.
 
 `MemoryState` is the contract in dicts: the reference model of the contract's tests, the simulator's
-disk, and enough for a consumer that begins anew at each start. `SqliteState` keeps a file.
+disk, and enough for a consumer that begins again at each start. `SqliteState` keeps a file.
 
 Source: systems reference g.2, g.3; acceptance rows D13, D44, D45, D48.
 """
@@ -35,23 +35,15 @@ class StateRefused(StateError):
 
 
 class Saved(NamedTuple):
-    """Where a consumer stands in one vBucket.
+    """Where a consumer stands in one vBucket."""
 
-    Attributes:
-        seqno: everything up to here is applied and durable.
-        snapshot: ``(seqno, seqno)`` when a snapshot is whole; its bounds when inside one.
-        log: the failover log, newest first.
-        ring_from: every key received after this seqno is in the ring.
-        purge_seqno: highest seqno of a dropped tombstone, as the node told last.
-        term: the highest of the vBucket that any node told, 0 = none did.
-    """
-
-    seqno: int
+    seqno: int  # everything up to here is applied and durable
+    # ``(seqno, seqno)`` when a snapshot is whole; its bounds when inside one.
     snapshot: SnapshotRange
-    log: tuple[FailoverEntry, ...]
-    ring_from: int
-    purge_seqno: int = 0
-    term: int = 0
+    log: tuple[FailoverEntry, ...]  # the failover log, newest first
+    ring_from: int  # every key received after this seqno is in the ring
+    purge_seqno: int = 0  # highest seqno of a dropped tombstone, as the node said last
+    term: int = 0  # the highest of the vBucket of any node, 0 = unknown
 
 
 class RingChunk(NamedTuple):

@@ -51,7 +51,7 @@ class Route:
     stream: StreamState | None = None  # once it is asked for
     streaming: bool = False  # it was accepted
     done: bool = False  # everything has come that was there
-    high_seqno: int = 0  # how far the node is, as it told last
+    high_seqno: int = 0  # how far the node is, as it said last
     items: int = 0  # changes that were handed over
     log_term: int = 0  # of the node that the place's failover log is of, 0 = of an earlier life
     lost_at: float = 0.0  # when the last stream ended, or was refused; 0 = there was none
@@ -81,7 +81,7 @@ class Streams:
         self.routes: dict[int, Route] = {}
         self.waiting: set[int] = set()  # vBuckets for which a stream is to be asked for
         self.opened = 0  # how many streams were accepted
-        self.now = 0.0  # as the consumer was told last
+        self.now = 0.0  # the time of the last turn
         self._began = 0.0  # when it began to run, 0 = it has not
         self._nodes, self._writer, self._follower = nodes, writer, follower
         self._barriers, self._options = barriers, options
@@ -89,7 +89,7 @@ class Streams:
         # Nodes that do not know yet that another one was promoted, which is followed now.
         self._late: set[NodeSession] = set()
         self._logged: set[str] = set()
-        self._total = 0  # vBuckets, as the first node has told
+        self._total = 0  # vBuckets, as the first node says
         wanted = options.vbuckets
         known = writer.load()
         self._known = {n: place for n, place in known.items() if wanted is None or n in wanted}
@@ -105,7 +105,7 @@ class Streams:
         start, place = self._options.start, self._known.get(vbucket)
         given = vbucket in start if isinstance(start, Mapping) else start != "checkpoint"
         if given and place is not None:
-            if start == "beginning":  # kept, at zero: the handler is told to drop it
+            if start == "beginning":  # kept, at zero: the handler has to drop it
                 place.seqno = place.whole = place.end = 0
             else:
                 self._writer.start_over(place)
@@ -233,7 +233,7 @@ class Streams:
                     yield from self._move(route)
 
     def _polled(self, session: NodeSession, asked_at: float) -> None:
-        """Take over what a node has told."""
+        """Take over what a node says."""
         facts, now = session.facts, self.now
         self._nodes.named(session.place).told(asked_at, failed=not facts.polls)
         pause_s = SEARCH_S if self.waiting or self._barriers else self._options.poll_s
@@ -284,7 +284,7 @@ class Streams:
     def _start_all(self, sessions: Sequence[NodeSession]) -> Task:
         """Ask for streams of the vBuckets that wait for one, as many as there is room for."""
         if not self._nodes.all_asked():
-            return  # a node that has not told yet may have what another only believes to have
+            return  # a node that has not answered yet may have what another only believes to have
         connected = [self._nodes.named(session.place).since for session in sessions]
         if not any(self._nodes.asked_since(since, self.now) for since in connected):
             return  # see `_start`
@@ -307,7 +307,7 @@ class Streams:
         session = self._session_for(route)
         if session is None or self._room(session) <= 0:
             return
-        # An old active may say so again although another one was promoted since the others told.
+        # An old active may say so again although another was promoted since the others answered.
         claimed_at = self._nodes.named(session.place).since
         if not self._nodes.asked_since(max(route.lost_at, claimed_at), self.now):
             return

@@ -140,7 +140,7 @@ class FileKeeper:
         Args:
             state: the file.
             in_worker: runs a commit in another thread.
-            failed: told what is wrong with the file, each time.
+            failed: called with what is wrong with the file, each time.
         """
         self.failures = 0
         self._state = state
@@ -162,7 +162,7 @@ class FileKeeper:
         self._commit()
 
     def when_idle(self, done: Callable[[], None]) -> None:
-        """Have it told when nothing is left to be written; at once, perhaps."""
+        """Have it called when nothing is left to be written; at once, perhaps."""
         if self._busy:
             self._idle.append(done)
         else:

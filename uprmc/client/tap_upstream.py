@@ -1,6 +1,6 @@
 """A UPR or DCP producer somewhere else as the upstream of one TAP connection.
 
-`RemoteUpstream` is a session like those of clients, only that it speaks first: whoever owns sockets
+`RemoteUpstream` is a session like those of clients, only that it speaks first: the owner of sockets
 dials, and joins the two. Frames of its streams wait in a `FramePasser` until they are pulled; the
 rules of the connection are `NodeSession`'s, its questions those of `tap_questions`.
 
@@ -63,7 +63,7 @@ _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
 _MUTATION_BYTES = MUTATION_FRAME.size
 _OPAQUE = struct.Struct(">12xI")
 
-#: What a replica is told, and its length: the decoder of consumers knows neither.
+#: What replicas are sent, and its length: the decoder of consumers knows neither.
 _OF_REPLICAS = {
     Opcode.UPR_FLUSH: 0,
     Opcode.UPR_SET_VBUCKET_STATE: SET_VBUCKET_STATE_EXTRAS.size,
@@ -83,8 +83,8 @@ class FramePasser(Decoder):
     """See the module docstring; `take` is used instead of `feed`.
 
     Attributes:
-        held_bytes: of frames that nobody has pulled yet.
-        dropped_bytes: of frames that nobody wants; whoever acknowledges them sets it to 0.
+        held_bytes: of frames that were not pulled yet.
+        dropped_bytes: of frames that are not wanted; who acknowledges them sets it to 0.
     """
 
     def __init__(self, place: str) -> None:
@@ -187,7 +187,7 @@ class FramePasser(Decoder):
         return position
 
     def _stream(self, opaque: int, vbucket: int) -> StreamState | None:
-        # Opaques are whoever's asked for the stream, so one that is not known may be an old one.
+        # Opaques are those of the stream's request, so one that is not known may be an old one.
         return super()._stream(opaque, vbucket) if opaque in self.streams else None
 
     def _complete_rest(self, data: bytes) -> tuple[int, list[Event]]:
@@ -506,9 +506,9 @@ class RemoteUpstream:
             values: whether documents come with their values, if the producer can leave them out.
             wake: called when there is something to pull, an answer has come, or `closed` was set.
             buffer_bytes: so much is received ahead.
-            credentials: who logs in, ``None`` = nobody.
+            credentials: who logs in, ``None`` = no user.
             tls: whether `dial` speaks TLS.
-            lost: told why the connection ended, or never came about, unless it was closed here.
+            lost: called with why the connection ended or never came about, but not at `close`.
         """
         self.closed = ""
         self.closing = self.input_full = False

@@ -317,7 +317,7 @@ def _why(reason: Failure) -> str:
 #: While a handler is busy, keep-alives are looked for so often in their interval.
 _LOOKS = 4
 
-#: The time is told to the rules so often, when nothing else happens.
+#: The rules get the time so often, when nothing else happens.
 _TURN_S = 0.1
 
 
@@ -384,7 +384,7 @@ class Loop:
     def _tell_barriers(self) -> None:
         found, self._barriers = self._barriers, []
         for barrier, waiting in found:
-            if waiting.called:  # nobody waits any more
+            if waiting.called:  # nothing waits any more
                 continue
             if not barrier.done:
                 self._barriers.append((barrier, waiting))
@@ -428,7 +428,7 @@ class Loop:
     # --- the loop -------------------------------------------------------------------------------
 
     async def run(self, reached: Callable[[], bool] | None, timeout_s: float | None) -> None:
-        """Go on until told otherwise, then clean up."""
+        """Go on until it is to end, then clean up."""
         self._looking = self._reactor.callLater(self._period_s, self._look)
         try:
             await self._follow(reached, timeout_s)
