@@ -198,6 +198,18 @@ def test_the_link_logs_in_where_the_target_has_users(
         assert documents(a) == documents(b)
 
 
+def test_a_link_without_a_user_is_told_what_a_target_with_users_wants(
+    centres: DataCentres, tmp_path: Path
+) -> None:
+    a, b = (
+        centres.start("a"),
+        centres.start("b", server__users=users_file(tmp_path, link="replicate")),
+    )
+    link = centres.link(a, b)
+    centres.loop.until(lambda: link.state == "error")
+    assert "make the link with --user and --password-file" in link.error
+
+
 @pytest.mark.parametrize(
     ("status", "reason"),
     [

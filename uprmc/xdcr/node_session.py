@@ -21,7 +21,7 @@ from uprmc.ports import Clock, Session
 from uprmc.protocol.binary import decode_hello, encode_hello
 from uprmc.protocol.framer import BinaryFramer
 from uprmc.protocol.header import Frame, ResponseFrame, encode_request
-from uprmc.protocol.opcodes import Feature, Opcode
+from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.remote.conversation import (
     KEEP_ALIVES,
     Questions,
@@ -127,6 +127,10 @@ class NodeSession(ABC):
         if not isinstance(frame, ResponseFrame):
             if frame.opcode in KEEP_ALIVES:
                 self._frames.append(keep_alive_answer(frame.opcode, frame.opaque))
+            return
+        if frame.status == Status.AUTH_ERROR and self._login is None:
+            why = "it serves users only: make the link with --user and --password-file"
+            self._fail(why, final=True)
             return
         more = frame.opcode == Opcode.STAT and frame.key
         find = self._questions.waiting_for if more else self._questions.answered
