@@ -128,6 +128,22 @@ def test_after_a_restart_nothing_is_known_of_it_and_every_command_says_so(world:
     assert node.bucket.healer.pending == 0
 
 
+def test_others_expire_although_nobody_knows_when_a_damaged_one_does(world: World) -> None:
+    keys = [*KEYS, *(b"k%d" % number for number in range(60))]
+    due = int(world.node.clock.now()) + 100
+    for key in keys:
+        world.node.vbucket.store(key, b"value", 0, due)
+    world.node.flush()
+    damage(world.store, version(world), bit=13 * 8)
+    world.restart()
+    world.tick(200)
+    for _ in world.node.bucket.expirer.run(world.node.clock.now()):
+        pass
+    world.node.flush()
+    table = world.node.vbucket.table
+    assert [key for key in keys if table.get(key) is not None] == [b"b"]
+
+
 def test_a_document_that_is_written_again_is_whole(world: World) -> None:
     damage(world.store, version(world))
     world.restart()

@@ -54,9 +54,11 @@ from uprmc.record import (
     AGE_STEP,
     COLD,
     KIND_AT,
+    LOST,
     RECORD_OVERHEAD_BYTES,
     key_of,
     seqno_of,
+    unpack,
     value_bytes_of,
 )
 
@@ -544,8 +546,11 @@ class Expirer:
             vbucket = self._vbuckets.get(number)
             if vbucket is None or vbucket.state != VBucketState.ACTIVE:
                 continue
-            item = vbucket.table.find(key)
-            if item is None or item.life or not item.expiry:
+            record = vbucket.table.get(key)
+            if record is None or record[KIND_AT] & LOST:
+                continue  # of a damaged one nobody knows when it is due; the others are
+            item = unpack(record)
+            if item.life or not item.expiry:
                 continue
             due = vbucket.due(item.expiry, item.seqno)
             if due <= now:
