@@ -242,3 +242,27 @@ def test_a_replica_alone_has_no_keys_and_is_compared_with_its_source(
         assert f"1 only in node {source} " in ended.out
         assert here("del", "later", "--node", source).code == 0
         copy.stop()
+
+
+def test_who_reads_to_the_end_says_that_a_node_cannot_read_its_disk(
+    here: Here, tmp_path: Path
+) -> None:
+    """The stream ends there again and again; nobody waits for it without an end."""
+    with start_uprmc(tmp_path / "data", "--vbuckets", "1") as node:
+        with KvClient(str(node.upr)) as kv:
+            kv.set_many({b"k%d" % number: b"value-%d" % number for number in range(9)})
+        node.stop()
+    file = tmp_path / "data" / "data.mdb"
+    content = file.read_bytes()
+    assert b"value-5" in content
+    file.write_bytes(content.replace(b"value-5", b"walue-5"))
+    with start_uprmc(tmp_path / "data") as node:
+        for verb in ("tail", "mirror", "watching keys", "keys"):
+            words = READING[verb].format(node=node.upr, dir=tmp_path).split()
+            ended = here(*words)
+            assert ended.code == 1, verb
+            assert "event damaged_record" in ended.err, verb
+        ended = here("status", "--node", node.upr)
+        assert ended.code == 1
+        assert "damaged" in ended.out
+        node.stop()

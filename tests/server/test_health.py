@@ -38,7 +38,7 @@ def _node() -> Any:
     account = Facts(disk_reason="", refused_disk=0, refused_memory=0, used=1, high_mark=9, quota=10)
     vbuckets = {0: _vbucket(), 1: _vbucket(VBucketState.REPLICA)}
     bucket = Facts(traffic=True, account=account, flusher=Facts(paused=False), vbuckets=vbuckets,
-                   clock=_Clock(), item_count=3)  # fmt: skip
+                   clock=_Clock(), item_count=3, healer=Facts(pending=0))  # fmt: skip
     return Facts(
         bucket=bucket,
         connections=Facts(current=1, limit=5),
@@ -70,6 +70,7 @@ def _set(path: str, value: object) -> Callable[[Any], None]:
         (_set("bucket.account.disk_reason", "full"), "failing", "refuses commits: full"),
         (_set("bucket.account.refused_disk", 1), "failing", "refused for lack of disk"),
         (_set("bucket.account.refused_memory", 1), "failing", "refused for lack of memory"),
+        (_set("bucket.healer.pending", 2), "failing", "2 records on disk are damaged"),
         (_set("bucket.account.used", 10), "warning", "Memory is full"),
         (_set("bucket.flusher.paused", True), "warning", "Persistence is stopped"),
         (

@@ -377,6 +377,8 @@ class UprCore:
                 self.streams.off(route)
             else:
                 words = f"the stream of vBucket {route.place.vbucket} ended with reason"
+                if event.reason == EndReason.BACKFILL_FAILED:
+                    self.streams.broken(route)
                 self.streams.ended(route, f"{words} {event.reason}")
 
     def _answered(self, session: NodeSession, answer: ResponseFrame) -> Task:
@@ -503,7 +505,7 @@ class UprCore:
             follower.restarts.get(vbucket, 0),
             follower.undone.get(vbucket, 0),
             route.items,
-            route.refusal,
+            "" if route.streaming and not route.stuck else route.refusal,
         )
 
 

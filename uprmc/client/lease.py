@@ -140,7 +140,16 @@ class Lease:
                     elif type(event) is StreamEnded:
                         left -= 1
                         if event.reason != EndReason.OK:
-                            raise LeaseRefused(f"the lease at {self._place} has ended meanwhile")
+                            raise LeaseRefused(self._why_ended(event))
+
+    def _why_ended(self, event: StreamEnded) -> str:
+        if event.reason == EndReason.BACKFILL_FAILED:
+            number = event.stream.vbucket
+            return (
+                f"vBucket {number} at {self._place}: it cannot read what it has on its disk, see "
+                "its log and event damaged_record"
+            )
+        return f"the lease at {self._place} has ended meanwhile"
 
     def _renew_if_due(self) -> None:
         if time.monotonic() < self._renew_at:

@@ -56,7 +56,13 @@ class Route:
     log_term: int = 0  # of the node that the place's failover log is of, 0 = of an earlier life
     lost_at: float = 0.0  # when the last stream ended, or was refused; 0 = there was none
     refusal: str = ""  # why there is none, in words, "" = nothing was refused
+    stuck_at: int = -1  # the seqno after which the node could not read on, -1 = it could
     backoff: Backoff = field(default_factory=lambda: Backoff(DELAY_MIN_S, DELAY_MAX_S))
+
+    @property
+    def stuck(self) -> bool:
+        """Whether nothing has come since the node could not read on."""
+        return self.stuck_at == self.place.seqno
 
     def opening(self, stream: StreamState) -> None:
         """A stream is about to be asked for."""
@@ -122,7 +128,7 @@ class Streams:
 
     def off(self, route: Route, *, pause: bool = False) -> None:
         """There is no stream any more; `pause` = wait before the next is asked for."""
-        if route.streaming:
+        if route.streaming and not route.stuck:
             route.off_at = self.now
         route.lost_at = self.now
         if route.stream is not None:
@@ -333,8 +339,9 @@ class Streams:
             yield from self._follower.follow(session, route.place, flags, route.opening)
             route.streaming = True
             self.opened += 1
-            route.backoff.good()
-            route.refusal = ""
+            if not route.stuck:
+                route.backoff.good()
+                route.refusal = ""
             vbucket, term = route.place.vbucket, route.place.term
             self._late |= {
                 other
@@ -352,6 +359,17 @@ class Streams:
         finally:
             if session in self._unanswered:
                 self._unanswered[session] -= 1
+
+    def broken(self, route: Route) -> None:
+        """A node could not read what it has on disk; it is asked again, but not for ever."""
+        if route.session is not None:
+            number, seqno = route.place.vbucket, route.place.seqno
+            route.stuck_at = seqno
+            self._refused(
+                route,
+                f"vBucket {number} at {route.session.place}: it cannot read what follows seqno "
+                f"{seqno} on its disk, see its log and event damaged_record",
+            )
 
     def _refused(self, route: Route, why: str) -> None:
         """Keep why a vBucket is not streamed; what many have in common is logged for one."""

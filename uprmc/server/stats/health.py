@@ -161,6 +161,11 @@ def _of_storage(node: Node) -> Iterator[Problem]:
         yield Problem(BAD, "Writes were refused for lack of disk.", room, "queue", "refused")
     if node.health.has_grown("memory", account.refused_memory, now):
         yield Problem(BAD, "Writes were refused for lack of memory.", why, "memory")
+    if damaged := node.bucket.healer.pending:
+        are = "record on disk is" if damaged == 1 else "records on disk are"
+        what = f"{damaged:,} {are} damaged, and not served."
+        do = "see the events damaged_record; write the documents again, or fail over to a replica"
+        yield Problem(BAD, what, do, "queue", "damaged")
     if account.used > account.high_mark:
         yield Problem(WARNING, "Memory is full: values are evicted.", why, "memory")
     if node.bucket.flusher.paused:
