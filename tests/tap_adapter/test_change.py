@@ -15,7 +15,7 @@ from uprmc.protocol.header import decode_frame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.tap import TapFlag, TapMessage, decode_message
 from uprmc.tap_adapter.consumer import Action, Change, change_of
-from uprmc.tap_adapter.translate import TapForm, swapped_flags, version_message
+from uprmc.tap_adapter.translate import TapForm, version_message
 
 U8, U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
 ORDER, NO_VALUE = int(TapFlag.NETWORK_BYTE_ORDER), int(TapFlag.NO_VALUE)
@@ -65,10 +65,6 @@ def test_a_push_of_pump_tap_keeps_revision_and_flags() -> None:
     change = change_in("24")
     assert (change.vbucket, change.plain) == (0, False)
     assert item_of(change) == Item(b"legacy1", b"from-master", 0x01020304, 0, 0, 0, 7)
-
-
-def test_both_orders_of_flag_bytes_mean_the_same_flags() -> None:
-    assert item_of(change_in("4")).flags == item_of(change_in("5")).flags == 0xDEADBEEF
 
 
 @given(
@@ -138,24 +134,7 @@ def test_a_deletion_of_revision_0_is_the_first_one() -> None:
     assert item_of(change_of(message(Opcode.TAP_MUTATION, specific=REV_0))).rev == 0
 
 
-@pytest.mark.parametrize("command", [0, 3, 4, 5, 6, 7, 9, 2**32 - 1])
-def test_other_opaques_mean_nothing(command: int) -> None:
-    change = change_of(message(Opcode.TAP_OPAQUE, specific=command.to_bytes(4, "big")))
-    assert change == Change(Action.NOTHING, 3)
-
-
-@pytest.mark.parametrize("specific", [b"", b"\0\0\1", b"\0\0\0\1\0", bytes(8)])
-def test_an_opaque_with_another_section_means_nothing(specific: bytes) -> None:
-    assert change_of(message(Opcode.TAP_OPAQUE, specific=specific)).action is Action.NOTHING
-
-
 # --- what ends the connection -------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("state", VBucketState)
-def test_every_state_can_be_set(state: VBucketState) -> None:
-    change = change_of(message(Opcode.TAP_VBUCKET_SET, specific=int(state).to_bytes(4, "big")))
-    assert change == Change(Action.SET_STATE, 3, number=state)
 
 
 @pytest.mark.parametrize(
@@ -174,21 +153,9 @@ def test_a_checkpoint_without_an_id_is_refused(opcode: int, value: bytes) -> Non
         change_of(message(opcode, value=value))
 
 
-def test_a_checkpoint_may_leave_out_the_highest_deletion() -> None:
-    for specific in (b"", b"\1\2\3"):
-        change = change_of(message(Opcode.TAP_CHECKPOINT_START, specific=specific, value=REV_7))
-        assert change == Change(Action.OPEN_CHECKPOINT, 3, number=7)
-
-
 def test_a_document_without_its_value_is_refused_instead_of_emptied() -> None:
     with pytest.raises(RemoteProtocolError, match="value"):
         change_of(message(Opcode.TAP_MUTATION, specific=REV_7, flags=NO_VALUE | ORDER))
-
-
-@pytest.mark.parametrize("opcode", [0x00, 0x40, 0x48, 0x57])
-def test_what_is_no_message_of_tap_is_refused(opcode: int) -> None:
-    with pytest.raises(RemoteProtocolError, match="no message"):
-        change_of(message(opcode))
 
 
 @given(U8, U16, st.binary(max_size=12), st.binary(max_size=12))
@@ -197,9 +164,3 @@ def test_nothing_but_our_own_error_is_raised(
 ) -> None:
     with suppress(RemoteProtocolError):
         change_of(message(opcode, specific=specific, flags=flags, value=value))
-
-
-@given(U32)
-def test_swapping_flags_twice_is_nothing(flags: int) -> None:
-    assert swapped_flags(swapped_flags(flags)) == flags
-    assert swapped_flags(flags).to_bytes(4, "big") == flags.to_bytes(4, "little")

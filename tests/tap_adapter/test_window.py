@@ -36,10 +36,6 @@ def stretches(*marks: dict[int, int]) -> Window:
 # --- numbers -------------------------------------------------------------------------------------
 
 
-def test_numbers_begin_at_1() -> None:
-    assert Window(10).sequence == 1
-
-
 def test_after_the_highest_number_comes_1() -> None:
     window = Window(10, begin=SEQUENCE_MAX - 1)
     assert window.sequence == SEQUENCE_MAX
@@ -65,150 +61,10 @@ def test_numbers_that_were_not_sent_are_of_nothing(sequence: int) -> None:
     assert window.refuse(sequence) is None
 
 
-def test_room_is_the_limit_and_one_more() -> None:
-    window = Window(3)
-    assert window.room == 4
-    window.add_items(0, 3, at(3))
-    assert window.room == 1
-    window.add_control(OPAQUE)
-    assert window.room == 0
-    window.acknowledge(4)
-    assert window.room == 4
-
-
 # --- acknowledgements ----------------------------------------------------------------------------
 
 
-def test_an_acknowledgement_covers_everything_before_it() -> None:
-    window = stretches({0: 1, 1: 7}, {0: 2})
-    settled = window.acknowledge(3)
-    assert settled is not None
-    assert settled.marks == {0: at(2), 1: at(7)}
-    assert window.empty
-
-
-def test_in_the_middle_of_a_stretch_it_covers_the_stretches_before() -> None:
-    window = stretches({0: 1}, {0: 2, 1: 7})
-    settled = window.acknowledge(2)
-    assert settled is not None
-    assert settled.marks == {0: at(1)}
-    assert window.holds(0)
-    assert window.holds(1)
-
-
-def test_a_vbucket_is_held_until_its_last_stretch_is_acknowledged() -> None:
-    window = stretches({0: 1}, {0: 2})
-    window.acknowledge(1)
-    assert window.holds(0)
-    window.acknowledge(2)
-    assert not window.holds(0)
-
-
-def test_control_messages_are_told_in_order() -> None:
-    window = Window(10)
-    window.add_control(OPAQUE)
-    window.add_items(0, 1, at(1))
-    window.add_control(STATE)
-    settled = window.acknowledge(3)
-    assert settled is not None
-    assert settled.controls == [OPAQUE, STATE]
-
-
-@pytest.mark.parametrize(("control", "gates"), [(OPAQUE, True), (START, True), (STATE, False)])
-def test_opaques_and_checkpoints_shut_the_gate(control: Control, gates: bool) -> None:
-    window = Window(10)
-    window.add_control(control)
-    assert window.gated is gates
-    window.acknowledge(1)
-    assert not window.gated
-
-
-def test_bytes_are_done_with_when_the_stretch_is_that_they_came_with() -> None:
-    window = stretches({0: 1})
-    assert window.owe(100) == 0
-    window.add_items(0, 1, at(2))
-    assert window.owe(11) == 0
-    settled = window.acknowledge(1)
-    assert settled is not None
-    assert settled.size == 100
-
-
-def test_bytes_without_a_stretch_are_done_with_at_once() -> None:
-    assert Window(10).owe(100) == 100
-
-
-def test_all_can_be_taken_as_acknowledged() -> None:
-    window = stretches({0: 1}, {0: 2})
-    assert window.acknowledge_all().marks == {0: at(2)}
-    assert window.empty
-
-
 # --- refusals ------------------------------------------------------------------------------------
-
-
-def test_a_refused_item_takes_all_items_after_it_along() -> None:
-    window = stretches({0: 1}, {1: 7}, {2: 9})
-    window.owe(50)
-    refused = window.refuse(2)
-    assert refused is not None
-    assert refused.settled.marks == {0: at(1)}
-    assert refused.settled.size == 50
-    assert sorted(refused.vbuckets) == [1, 2]
-    assert refused.control is None
-    assert window.empty
-
-
-def test_control_messages_after_a_refused_item_stay() -> None:
-    window = stretches({0: 1})
-    window.add_control(OPAQUE)
-    window.refuse(1)
-    assert window.gated
-    settled = window.acknowledge(2)
-    assert settled is not None
-    assert settled.controls == [OPAQUE]
-
-
-def test_a_refused_control_message_disturbs_no_items() -> None:
-    window = Window(10)
-    window.add_control(STATE)
-    window.add_items(0, 1, at(1))
-    refused = window.refuse(1)
-    assert refused is not None
-    assert (refused.control, refused.vbuckets) == (STATE, [])
-    assert window.holds(0)
-
-
-def test_answers_to_items_that_are_sent_again_anyway_mean_nothing() -> None:
-    window = stretches({0: 1}, {0: 2}, {0: 3})
-    window.refuse(1)
-    settled = window.acknowledge(2)
-    assert settled is not None
-    assert settled.marks == {}
-    refused = window.refuse(3)
-    assert refused is not None
-    assert (refused.vbuckets, refused.control) == ([], None)
-
-
-def test_what_is_sent_after_a_refusal_counts() -> None:
-    window = stretches({0: 1}, {0: 2})
-    window.refuse(1)
-    window.add_items(0, 1, at(1))
-    window.end_stretch()
-    assert window.acknowledge(2) is not None
-    assert window.holds(0)
-    settled = window.acknowledge(3)
-    assert settled is not None
-    assert settled.marks == {0: at(1)}
-
-
-def test_a_forgotten_vbucket_moves_nothing_and_its_bytes_count() -> None:
-    window = stretches({0: 1, 1: 7}, {0: 2})
-    window.owe(30)
-    window.forget(0)
-    assert not window.holds(0)
-    settled = window.acknowledge(3)
-    assert settled is not None
-    assert (settled.marks, settled.size) == ({1: at(7)}, 30)
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -36,12 +36,3 @@ def test_items_whose_seqnos_do_not_rise_count_by_whole_stretches_only() -> None:
     found = window.refuse(5)
     assert found is not None
     assert found.settled.marks == {}
-
-
-def test_a_stretch_of_two_vbuckets_counts_as_a_whole_only() -> None:
-    window = Window(1_000)
-    window.add_items(0, 3, Mark(9, 0, 9), 0)
-    window.add_items(1, 2, Mark(9, 0, 9), 0)
-    found = window.refuse(5)
-    assert found is not None
-    assert found.settled.marks == {}
