@@ -210,14 +210,18 @@ class NodeTruth(Truth):
         self._follow(vbucket, before, now)
 
     def _judge_purge(self, number: int, before: Look, now: Look) -> None:
-        """A replica drops no deletion that its active still has."""
+        """A replica drops no deletion that its active still has.
+
+        One that is dead is nobody's replica; what it has dropped is lacking in it when it becomes
+        one again, and those who follow it say so, too.
+        """
         purged, seen = self._histories.purged, [(number, uuid) for uuid, _ in now.log]
-        if now.state == ACTIVE:
+        if now.state in (ACTIVE, DEAD):
             purged[seen[0]] = max(purged.get(seen[0], 0), now.purge)
             return
         known = [purged.get(each, 0) for each in seen]
         further = now.purge > max(before.purge, *known)
-        if further and before.state and now.state != DEAD:
+        if further and before.state:
             complain(f"{self.name}: vBucket {number} is purged further than any active: {now}")
 
     def _follow(self, vbucket: Any, before: Look, now: Look) -> None:
