@@ -27,7 +27,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks import rows as rows_module
 from uprmc.engine.watermarks import table as table_module
 from uprmc.engine.watermarks.registry import Reported, Watermarks
-from uprmc.model import SEQNO_MAX, SnapshotRange, VBucketHeader
+from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketHeader
 from uprmc.upr.stream import Stream
 
 pytestmark = pytest.mark.sim
@@ -277,6 +277,9 @@ def test_a_row_that_was_never_answered_for_may_have_expired_with_its_floor(
     assert judge.spares(other, 49) == (False, True)
 
 
+_LOG = (FailoverEntry(1, 0),)
+
+
 def test_a_node_that_is_down_does_not_date_its_rows_again(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(0)
     judge, node, place = WatermarkJudge(world), _node_without_rows(), ("a", 0, b"client")
@@ -289,8 +292,10 @@ def test_a_node_that_is_down_does_not_date_its_rows_again(monkeypatch: pytest.Mo
     judge.look(node, Truth(1), ())
     assert judge.is_sure(place), "it has noticed"
     monkeypatch.setattr(judge, "_on_disk", lambda *_: {b"client": (5, 1, None, at_s + 3_600, 30)})
+    node.store_judge.newest.vbuckets = {0: (SimpleNamespace(purge_seqno=7, failover_log=_LOG), {})}
     judge.went_down(node)
     assert judge.is_sure(place)
+    assert judge._rows[place].reach == 7, "it was told of the row before the purge"
     world.set_wall_clock(3_600)
     judge.look(node, Truth(1), ())
     assert not judge.is_sure(place)

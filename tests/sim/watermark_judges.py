@@ -205,6 +205,10 @@ class WatermarkJudge:
             self.counts["lived through a crash"] += self.is_sure(place)
             watermark, row.uuid, floor, at_s, lifetime_s = stored
             row.watermark, row.floor = watermark, floor
+            header, _ = node.store_judge.newest.vbuckets.get(place[1], (None, {}))
+            if header is not None and 0 < max(watermark, floor or 0) < header.purge_seqno:
+                # As it was told before a promotion; see `_promoted`: its client is further on.
+                row.watermark = header.purge_seqno
             row.until = min(row.until, at_s + lifetime_s)
         for key in [key for key in self._shown if key[0] == node.name]:
             del self._shown[key]
