@@ -15,7 +15,7 @@ import pytest
 from tests.sim import codec, linearity
 from tests.sim.codec import Reply
 from tests.sim.disk import DiskStore
-from tests.sim.faults import ALL_FAULTS
+from tests.sim.faults import ALL_FAULTS, Faults
 from tests.sim.history import Op
 from tests.sim.judges import Verdict
 from tests.sim.linearity import ABSENT
@@ -43,7 +43,7 @@ _PROMISE = "reported as on disk|observed on disk|was promised|is undone|below th
 _CHECK = r"seed \d+: $|a dirty value"
 
 #: How many seeds a broken rule may hide from; by far most are noticed with the first.
-_SEEDS = 300
+_SEEDS = 40
 
 
 def _finish_before_commit(patch: pytest.MonkeyPatch) -> None:
@@ -291,20 +291,25 @@ def test_a_broken_rule_is_noticed(
 ) -> None:
     """By a judge, and by the right one where there is only one who can."""
     break_it(monkeypatch)
-    weights = _WEIGHTS.get(break_it)
-    notice(
-        break_it,
-        lambda seed: Run.random(
-            seed, steps=2_500, faults=ALL_FAULTS, weights=weights, short_lives=True
-        ),
-        verdict,
-        _SEEDS,
-    )
+    plan = _PLANS.get(break_it, _USUAL)
+    notice(break_it, lambda seed: Run.random(seed, short_lives=True, **plan), verdict, _SEEDS)
 
 
-#: What clients do while a rule is broken that only they can notice.
-_WEIGHTS: dict[Patch, dict[str, int]] = {
-    _report_parts_of_a_flush_as_on_disk: {"set": 60, "delete": 5, "observe_seqno": 30},
+_USUAL: dict[str, Any] = {"steps": 2_500, "faults": ALL_FAULTS}
+
+#: Flushes take several commits where much is written; a crash in the middle shows what was said.
+_BUSY: dict[str, Any] = {
+    "steps": 4_000,
+    "faults": Faults(crash_s=0.1),
+    "clients": 10,
+    "quota": 50_000,
+    "weights": {"set": 60, "observe_seqno": 60},
+}
+
+#: Runs in which a rule is needed often, for those that the usual ones seldom need.
+_PLANS: dict[Patch, dict[str, Any]] = {
+    _report_parts_of_a_flush_as_on_disk: _BUSY,
+    _call_every_part_a_snapshot: _BUSY,
 }
 
 
