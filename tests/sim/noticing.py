@@ -34,7 +34,6 @@ _NOTICED_BY = {
     "_follow_whoever_answers_first": 2,
     "_forget_a_key": 1,
     "_forget_a_key_of_the_ring": 5,
-    "_forget_the_floor": 234,
     "_forget_the_log": 2,
     "_forget_the_purge_seqno": 1,
     "_forget_the_row_of_a_pause": 2,

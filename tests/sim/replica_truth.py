@@ -17,7 +17,7 @@ from typing import Any
 
 from tests.contents import table_of
 from tests.sim.judges import Stored, complain, last_complete, remembered
-from tests.sim.upr_codec import ACTIVE, DEAD, Version
+from tests.sim.upr_codec import ACTIVE, DEAD, REPLICA, Version
 from tests.sim.upr_truth import Branch, Log, Look, Truth, disagreement
 from tests.sim.version_judges import CasJudge, judge_revision
 
@@ -208,6 +208,7 @@ class NodeTruth(Truth):
         self._purged[number] = max(self._purged.get(number, 0), now.purge)
         self._judge_purge(number, before, now)
         self._follow(vbucket, before, now)
+        self._judge_floor(vbucket, before, now)
 
     def _judge_purge(self, number: int, before: Look, now: Look) -> None:
         """A replica drops no deletion that its active still has.
@@ -223,6 +224,24 @@ class NodeTruth(Truth):
         further = now.purge > max(before.purge, *known)
         if further and before.state:
             complain(f"{self.name}: vBucket {number} is purged further than any active: {now}")
+
+    def _judge_floor(self, vbucket: Any, before: Look, now: Look) -> None:
+        """New documents outrank all deletions of the history, also those that never came here.
+
+        It is looked at when a replica has become whole after deletions were dropped.
+        """
+        if now.state != REPLICA or not now.purge or now.partial or vbucket.rewinding:
+            return
+        if before.purge == now.purge and not before.partial:
+            return
+        branch = self._branches.get((vbucket.id, now.log[0][0]))
+        versions = () if branch is None else branch.versions_from(0)
+        highest = max((v.rev for v in versions if v.deleted and v.seqno <= now.high), default=0)
+        if vbucket.max_deleted_rev < highest:
+            complain(
+                f"{self.name}: vBucket {vbucket.id}: there was a deletion with revision {highest}, "
+                f"new documents begin above {vbucket.max_deleted_rev}"
+            )
 
     def _follow(self, vbucket: Any, before: Look, now: Look) -> None:
         number = vbucket.id

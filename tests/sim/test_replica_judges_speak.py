@@ -517,7 +517,7 @@ _PROGRAM_WRONG = r"the program \(.*\) holds"
         (_lose_the_revision, "names two histories"),
         (_call_expiries_deletions, "a has|b has|c has"),
         (_forget_the_purge_seqno, _WRONG),
-        (_forget_the_floor, "the revision falls from"),
+        (_forget_the_floor, "the revision falls from|new documents begin above"),
         (_purge_replicas_freely, "is purged further than any active"),
         (_go_on_with_the_next_cas, "^seed .*CAS .* names"),
         (_keep_followers_of_an_old_history, f"{_WRONG}|of the term"),

@@ -226,7 +226,7 @@ _PLANS: dict[Patch, WatermarkPlan] = {
         (_raise_the_floor, "needs deletions above"),
         (_ask_once_only, "was dropped|stands at|may go on at"),
         (_store_no_purge_seqno, "drops deletions up to"),
-        (_store_no_revision_floor, "the revision falls from"),
+        (_store_no_revision_floor, "the revision falls from|new documents begin above"),
         (_answer_before_it_is_on_disk, "is registered, but not on disk"),
         (_tell_replicas_everything, "is told of"),
         (_forget_rows_at_promotion, "needs deletions above"),
