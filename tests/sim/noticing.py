@@ -73,6 +73,7 @@ _NOTICED_BY = {
     "_stay_active_though_deposed": 1,
     "_store_no_purge_seqno": 2,
     "_take_the_newest_header": 13,
+    "_take_the_range_when_it_is_sent": 1,
     "_take_the_store_view_too_late": 1,
     "_take_what_is_out_of_order": 2,
     "_wait_for_no_disk": 8,

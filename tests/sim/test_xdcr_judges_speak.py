@@ -18,7 +18,7 @@ from tests.sim.test_xdcr_converges import RUNS, small_links
 from tests.sim.xdcr_plan import Plan, Route, routes
 from tests.sim.xdcr_run import XdcrRun
 from uprmc.model import SEQNO_MAX
-from uprmc.xdcr import checkpoint, outbound, received, resuming, sender
+from uprmc.xdcr import checkpoint, outbound, reading, received, resuming, sender
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.link import Link, Progress
 from uprmc.xdcr.outbound import Outbound
@@ -128,6 +128,17 @@ def _begin_again_at_the_front(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Run, "drop", forgetful)
 
 
+def _take_the_range_when_it_is_sent(patch: pytest.MonkeyPatch) -> None:
+    """Call an item part of the snapshot that is being read by the time it leaves."""
+    ship = Sender._ship
+
+    def late(self: Sender, target: Any, shipment: Shipment, part: Any, out: list[bytes]) -> int:
+        now = reading._snapshot_of(shipment.stream)
+        return ship(self, target, shipment, part._replace(snapshot=now), out)
+
+    patch.setattr(Sender, "_ship", late)
+
+
 # --- what has arrived -----------------------------------------------------------------------------
 
 
@@ -226,6 +237,9 @@ _AGAIN = replace(
     fickle=(2,),
 )
 
+#: What waits for the disk is in an earlier snapshot than what is read meanwhile.
+_ON_DISK = (("ship", "persisted"), ("batch_items", "10"))
+
 _REFUSED = Plan(
     routes("line"), NO_FAULTS, operating={"behind": 1}, writer_s=0.03, purge_s=0.0, steps=2_000
 )
@@ -244,6 +258,20 @@ _PLANS: dict[Patch, Plan] = {
     _count_what_is_refused_as_done: _REFUSED,
     _leave_debts_out: _REFUSED,
     _begin_again_at_the_front: replace(_REFUSED, faults=Faults(cut_s=0.2)),
+    # Snapshots of many items, of which one target gets some while the other waits.
+    _take_the_range_when_it_is_sent: Plan(
+        (Route(0, 1, settings=_ON_DISK), Route(0, 2, settings=_ON_DISK)),
+        NO_FAULTS,
+        operating={"part": 2, "pause": 1},
+        operator_s=0.3,
+        writers=(0,),
+        writer_s=0.02,
+        burst=60,
+        keys=30,
+        vbuckets=1,
+        purge_s=0.0,
+        steps=3_000,
+    ),
     _take_sent_for_arrived: Plan(routes("pair"), Faults(cut_s=0.2), writer_s=0.03, steps=3_000),
     _go_on_where_it_was: _KILLED,
     _ask_the_target_too_early: _KILLED,
@@ -282,6 +310,7 @@ _PLANS: dict[Patch, Plan] = {
         (_count_what_is_refused_as_done, "has everything of"),
         (_leave_debts_out, "has everything of"),
         (_begin_again_at_the_front, "has everything of"),
+        (_take_the_range_when_it_is_sent, "has everything of"),
         (_take_sent_for_arrived, "has everything of"),
         (_go_on_where_it_was, "has everything of"),
         (_ask_the_target_too_early, "has everything of"),

@@ -63,6 +63,9 @@ class ArrivalJudge:
                 self.counts["began elsewhere" if began else "arrived"] += 1
                 self.counts["forwarded"] += began and link.forwarded_from.get(number) == through
                 self._judge(node, route, target, number, shipment.through)
+                start = shipment.through.snapshot.start
+                if start < through:  # where its source loses the rest it goes on from there
+                    self._judge(node, route, target, number, Place(start, Bounds(start, start)))
 
         if link.state == "running" and not link.progress.changes_left:
             self._judge_level(node, link, route, targets)
