@@ -500,6 +500,10 @@ _PLANS: dict[Patch, Plan] = {
     _take_a_log_without_its_term: _DEPOSED,
     **dict.fromkeys(_OF_PROGRAMS, _PROGRAMS),
     _forget_a_key_of_the_ring: _UNDOING,
+    # With a log of one entry nobody knows a common history, and programs begin again often.
+    _keep_what_is_to_be_dropped: replace(
+        _PROGRAMS, operating={"failover": 2, "twice": 1}, keys=60, max_failover_entries=1
+    ),
 }
 
 _WRONG = "names two histories|but b'|holds .* never so|lacks|shows|stands at"
