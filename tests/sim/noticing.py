@@ -63,7 +63,6 @@ _NOTICED_BY = {
     "_purge_what_is_not_due": 3,
     "_raise_floors_at_promotion": 4,
     "_raise_the_floor": 3,
-    "_remember_a_name_that_is_deregistered": 175,
     "_repair_nothing": 4,
     "_return_barriers_before_the_last_item": 42,
     "_say_nothing_of_the_beginning": 23,

@@ -15,7 +15,7 @@ import pytest
 from tests.sim import tap_codec as tap
 from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.noticing import notice
-from tests.sim.tap_kinds import BACKUP, BUSY, DUMPER, LIVE, PLAIN, REGISTERED, REPLICA, TapKind
+from tests.sim.tap_kinds import BUSY, DUMPER, LIVE, PLAIN, REGISTERED, REPLICA, TapKind
 from tests.sim.tap_master import Manners
 from tests.sim.tap_plan import SETTINGS, TapPlan
 from tests.sim.tap_push_run import PushPlan, PushRun
@@ -239,7 +239,14 @@ def _never_see_that_nothing_comes(patch: pytest.MonkeyPatch) -> None:
 _QUICK = TapKind("quick", tap.SUPPORT_ACK | tap.BYTE_ORDER, moody=0.15, absent_s=0.1)
 _STRICT = TapKind("strict", tap.SUPPORT_ACK | tap.CHECKPOINT, ack_delay_max_s=0.1)
 _LISTING = TapKind("listing", tap.SUPPORT_ACK, listed=True)
-_FORGETFUL = TapKind("forgetful", tap.SUPPORT_ACK | tap.REGISTERED, moody=0.2, forgets=0.5)
+_FORGETFUL = TapKind(
+    "forgetful",
+    tap.SUPPORT_ACK | tap.REGISTERED,
+    moody=0.15,
+    absent_s=0.02,
+    forgets=0.5,
+    think_max_s=0.02,
+)
 _REFUSING = TapKind("refusing", tap.SUPPORT_ACK, nack=0.1)
 _HASTY = TapKind("hasty", tap.SUPPORT_ACK | tap.REGISTERED)
 
@@ -283,7 +290,13 @@ _PLANS: dict[Patch, TapPlan] = {
         vbuckets=1,
         writer_s=0.02,
     ),
-    _remember_a_name_that_is_deregistered: _plan(_FORGETFUL, BACKUP),
+    _remember_a_name_that_is_deregistered: replace(
+        _plan(_FORGETFUL, _FORGETFUL, _FORGETFUL),
+        topology="pair",
+        vbuckets=1,
+        writer_s=0.02,
+        steps=4_000,
+    ),
     _send_every_vbucket: _plan(_LISTING, _LISTING, _LISTING),
     _mix_up_the_byte_order: _plan(PLAIN, LIVE),
     _cut_dumps_short: _plan(DUMPER, DUMPER),
