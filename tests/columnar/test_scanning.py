@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.columnar import scanning
+from uprmc.columnar import decoder
 from uprmc.columnar.records import MUTATION
 from uprmc.core import form
 from uprmc.protocol.header import REQUEST_HEADER
@@ -27,7 +27,7 @@ def test_items_and_others_are_found_up_to_the_frame_that_is_not_complete(
 ) -> None:
     data = b"".join(sent)
     data = data[: max(len(data) - missing, 0)]
-    found = scanning.scan(memoryview(data))
+    found = decoder.scan(memoryview(data))
     at, places, others = 0, [], []
     for frame in sent:
         end = at + len(frame)
@@ -52,4 +52,4 @@ def test_both_forms_find_the_same(sent: list[bytes], rest: bytes) -> None:
 
     data = b"".join(sent) + rest
     padded = data + bytes(MUTATION.itemsize)
-    assert scan(padded, len(data)) == scanning.interpreted(padded, len(data))
+    assert scan(padded, len(data)) == decoder.interpreted(padded, len(data))

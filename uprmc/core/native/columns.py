@@ -1,6 +1,6 @@
 """Bytes that lie side by side, looked at row by row where numpy needs many passes: compiled only.
 
-See `uprmc.columnar.scanning` and `uprmc.backup.digest`, which say what each function promises.
+See `uprmc.columnar.decoder` and `uprmc.backup.digest`, which say what each function promises.
 """
 
 from __future__ import annotations
