@@ -8,11 +8,10 @@ from base64 import b64decode
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from uprmc.client.change_fields import Rollback, SnapshotBegin, SnapshotEnd
 
 from uprmc.cli.shown import readable
 from uprmc.cli.tail import as_json_line, plain
-from uprmc.client.handler import Change
+from uprmc.client.handler import Change, Rollback, SnapshotBegin, SnapshotEnd
 from uprmc.remote.json_fields import text_or_base64
 
 
