@@ -10,9 +10,6 @@ otherwise it falls back to where the snapshot began.
 
 Everything here is pure. The caller applies the flags of a request: under `Rule.CURRENT` after
 `rollback_point`, under `Rule.V3_0_0` before `check_range`.
-
-Source: `reference/upr.md` 3.3 and 7 (known versions); seed 000 "Failover Log"; seed 001 "Finding a
-rollback point"; rulings R1 and R2.
 """
 
 from __future__ import annotations

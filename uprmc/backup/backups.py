@@ -7,7 +7,7 @@ written meanwhile, or it does not exist.
 A run that was interrupted is taken up again if its lease still lives: what was read is of the same
 moment as what is missing. Otherwise its files are of no use and are removed.
 
-Source: Spark reference 8; systems reference e.1; ``docs/spark.md``.
+See `docs/spark.md`.
 """
 
 from __future__ import annotations
@@ -80,29 +80,17 @@ COLUMNS = Columns(
 
 @dataclass(frozen=True)
 class GroupTask:
-    """What to read.
+    """What to read."""
 
-    Attributes:
-        access: the nodes.
-        token: the lease.
-        group: its number.
-        parts: of each vBucket what is known before: from where to where.
-        increment: directory to write to, seen from every worker.
-        columns: of the files.
-        deletes: whether deletions are kept.
-        compression: of the files.
-        rate: rows a second; ``None`` = as fast as it goes.
-    """
-
-    access: Access
-    token: str
-    group: int
-    parts: Mapping[int, VBucketPart]
-    increment: str
-    columns: Columns = COLUMNS
-    deletes: bool = True
-    compression: str = "zstd"
-    rate: float | None = None
+    access: Access  # the nodes
+    token: str  # the lease
+    group: int  # its number
+    parts: Mapping[int, VBucketPart]  # of each vBucket what is known before: from where to where
+    increment: str  # directory to write to, seen from every worker
+    columns: Columns = COLUMNS  # of the files
+    deletes: bool = True  # whether deletions are kept
+    compression: str = "zstd"  # of the files
+    rate: float | None = None  # rows a second; ``None`` = as fast as it goes
 
 
 @dataclass(frozen=True)
@@ -628,19 +616,12 @@ class _Backup:
 
 @dataclass
 class _Run:
-    """An increment in the making, as far as it goes; an interrupted one leaves it in files.
+    """An increment in the making, as far as it goes; an interrupted one leaves it in files."""
 
-    Attributes:
-        path: the increment's directory.
-        token: the lease.
-        draft: the manifest without what only reading tells.
-        done: groups that are read, by number.
-    """
-
-    path: Path
-    token: str
-    draft: Manifest
-    done: dict[int, GroupDone]
+    path: Path  # the increment's directory
+    token: str  # the lease
+    draft: Manifest  # the manifest without what only reading tells
+    done: dict[int, GroupDone]  # groups that are read, by number
 
     @classmethod
     def left_at(cls, path: Path) -> _Run | None:

@@ -278,19 +278,12 @@ class Listed:
 
 @dataclass(frozen=True)
 class Listing(JsonReport):
-    """What a directory has.
+    """What a directory has."""
 
-    Attributes:
-        id: the directory's own, under which nodes know it.
-        increments: oldest first.
-        unfinished: directories of increments that an interrupted run has left.
-        contents: files were read; otherwise only their sizes were looked at.
-    """
-
-    id: str
-    increments: tuple[Listed, ...]
-    unfinished: tuple[str, ...]
-    contents: bool
+    id: str  # the directory's own, under which nodes know it
+    increments: tuple[Listed, ...]  # oldest first
+    unfinished: tuple[str, ...]  # directories of increments that an interrupted run has left
+    contents: bool  # files were read; otherwise only their sizes were looked at
 
     @property
     def unusable(self) -> list[str]:

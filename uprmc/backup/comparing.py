@@ -69,21 +69,13 @@ Source = NodeSource | FileSource
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts.
+    """What counts."""
 
-    Attributes:
-        fields: see `digest.FIELDS`.
-        now: Unix time; documents that had expired then are as if they were not there.
-        deletes: whether deletions count.
-        prefix: of the keys.
-        wanted: vBuckets by the common number; ``None`` = all.
-    """
-
-    fields: tuple[str, ...]
-    now: float
-    deletes: bool = False
-    prefix: bytes = b""
-    wanted: frozenset[int] | None = None
+    fields: tuple[str, ...]  # see `digest.FIELDS`
+    now: float  # Unix time; documents that had expired then are as if they were not there
+    deletes: bool = False  # whether deletions count
+    prefix: bytes = b""  # of the keys
+    wanted: frozenset[int] | None = None  # vBuckets by the common number; ``None`` = all
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -183,24 +175,17 @@ class CompareTask:
 
 @dataclass(frozen=True)
 class Compared:
-    """Differences: how many, and as many of them as are listed.
+    """Differences: how many, and as many of them as are listed."""
 
-    Attributes:
-        counts: of only_a, only_b and differ.
-        newer_b: of them are newer on side b; `behind`: of them are newer on side a, or undecided.
-        superseded: documents of side a of which side b has a newer version, or a deletion;
-            `deleted` of them are deletions.
-        revived: documents of side b of which side a has an older deletion.
-        listed: by vBucket and key.
-    """
-
-    counts: Mapping[str, int]
+    counts: Mapping[str, int]  # of only_a, only_b and differ
     behind: int
-    newer_b: int
+    newer_b: int  # of them are newer on side b; `behind`: of them are newer on side a, or undecided
+    # documents of side a of which side b has a newer version, or a deletion; `deleted` of them are
+    # deletions.
     superseded: int
     deleted: int
-    revived: int
-    listed: tuple[Difference, ...]
+    revived: int  # documents of side b of which side a has an older deletion
+    listed: tuple[Difference, ...]  # by vBucket and key
 
     @classmethod
     def of(cls, found: Iterable[Difference]) -> Compared:

@@ -52,15 +52,10 @@ _TAILS = np.array([_MASK] + [(1 << 8 * n) - 1 for n in range(1, 8)], np.uint64)
 
 @dataclass(frozen=True)
 class Digest:
-    """Digest of a set of documents.
+    """Digest of a set of documents."""
 
-    Attributes:
-        rows: how many.
-        total: sum of their hashes modulo 2^64.
-    """
-
-    rows: int = 0
-    total: int = 0
+    rows: int = 0  # how many
+    total: int = 0  # sum of their hashes modulo 2^64
 
     def __add__(self, other: Digest) -> Digest:
         return Digest(self.rows + other.rows, self.total + other.total & _MASK)

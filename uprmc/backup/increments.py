@@ -7,7 +7,7 @@ everything was on its disk, or a replica took over): then rows above the boundar
 boundary is left after a flush, or when deletions were dropped that the chain has not seen: then the
 vBucket is read from the beginning again.
 
-Source: ``docs/streams.md``, rollback; systems reference e.1.
+See `docs/streams.md`, rollback.
 """
 
 from __future__ import annotations

@@ -25,30 +25,19 @@ from uprmc.backup.repository import Increment
 
 @dataclass(frozen=True)
 class Layer:
-    """What one increment has of a group.
+    """What one increment has of a group."""
 
-    Attributes:
-        increment: its directory.
-        files: of the group.
-        limits: of each vBucket that counts here, the greatest seqno that does.
-    """
-
-    increment: str
-    files: tuple[FilePart, ...]
-    limits: Mapping[int, int]
+    increment: str  # its directory
+    files: tuple[FilePart, ...]  # of the group
+    limits: Mapping[int, int]  # of each vBucket that counts here, the greatest seqno that does
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows are wanted.
+    """Which rows are wanted."""
 
-    Attributes:
-        vbuckets: by number; ``None`` = all.
-        prefix: of the keys.
-    """
-
-    vbuckets: frozenset[int] | None = None
-    prefix: bytes = b""
+    vbuckets: frozenset[int] | None = None  # by number; ``None`` = all
+    prefix: bytes = b""  # of the keys
 
 
 def layers_of(

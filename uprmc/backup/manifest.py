@@ -8,8 +8,6 @@ itself.
 
 Of a vBucket whose history branched, the increment says what becomes of the ones before it: with a
 `cut` only their rows up to that seqno count, with `reset` none do. Files never change.
-
-Source: Spark reference 8; systems reference e.1.
 """
 
 from __future__ import annotations
@@ -41,37 +39,22 @@ _COUNTS = ("start", "end", "rows", "deletes", "bytes", "purge_seqno")
 
 @dataclass(frozen=True)
 class VBucketPart:
-    """One vBucket in one increment.
+    """One vBucket in one increment."""
 
-    Attributes:
-        uuid: the history that `end` lies in.
-        start: rows have seqnos above this; 0 = everything.
-        end: high seqno at the increment's moment: with the rows before, this is the whole state.
-        rows: how many rows the increment has, deletions included.
-        deletes: how many of them are deletions.
-        bytes: of keys and values.
-        purge_seqno: newest deletion that the node had dropped for good.
-        log: failover log, newest first: pairs of vb_uuid and seqno.
-        digest: of the rows.
-        cut: rows of older increments above this seqno are of a history that is no more.
-        reset: rows of older increments do not count at all.
-        term: counts the vBucket's promotions; 0 = the node knew none.
-        rev_floor: no deletion of the vBucket had a higher revision, dropped ones included.
-    """
-
-    uuid: int
-    start: int
-    end: int
-    rows: int = 0
-    deletes: int = 0
-    bytes: int = 0
-    purge_seqno: int = 0
-    log: tuple[tuple[int, int], ...] = ()
-    digest: Digest = NO_ROWS
+    uuid: int  # the history that `end` lies in
+    start: int  # rows have seqnos above this; 0 = everything
+    end: int  # high seqno at the increment's moment: with the rows before, this is the whole state
+    rows: int = 0  # how many rows the increment has, deletions included
+    deletes: int = 0  # how many of them are deletions
+    bytes: int = 0  # of keys and values
+    purge_seqno: int = 0  # newest deletion that the node had dropped for good
+    log: tuple[tuple[int, int], ...] = ()  # failover log, newest first: pairs of vb_uuid and seqno
+    digest: Digest = NO_ROWS  # of the rows
+    # rows of older increments above this seqno are of a history that is no more.
     cut: int | None = None
-    reset: bool = False
-    term: int = 0
-    rev_floor: int = 0
+    reset: bool = False  # rows of older increments do not count at all
+    term: int = 0  # counts the vBucket's promotions; 0 = the node knew none
+    rev_floor: int = 0  # no deletion of the vBucket had a higher revision, dropped ones included
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the manifest has of it."""
@@ -99,21 +82,13 @@ class VBucketPart:
 
 @dataclass(frozen=True)
 class FilePart:
-    """One Parquet file.
+    """One Parquet file."""
 
-    Attributes:
-        path: from the increment's directory, with slashes.
-        group: number of the group of vBuckets.
-        rows: how many.
-        bytes: the file's.
-        sha256: the file's.
-    """
-
-    path: str
-    group: int
-    rows: int
-    bytes: int
-    sha256: str
+    path: str  # from the increment's directory, with slashes
+    group: int  # number of the group of vBuckets
+    rows: int  # how many
+    bytes: int  # the file's
+    sha256: str  # the file's
 
     def to_dict(self) -> dict[str, Any]:
         """Return what the manifest has of it."""

@@ -6,8 +6,6 @@ what is deleted before that moment is not in the backup. When the manifest is wr
 raised to that moment.
 
 A node that does not answer keeps too much until the next backup reports, never too little.
-
-Source: systems reference a.1 and e.1; contracts of the systems to come, section 2.
 """
 
 from __future__ import annotations
@@ -29,15 +27,10 @@ from uprmc.remote.registering import Instance, kind_number, name_tag
 
 @dataclass
 class Forgotten(JsonReport):
-    """What ending a registration came to.
+    """What ending a registration came to."""
 
-    Attributes:
-        id: the directory's own.
-        vbuckets: those that kept deletions for it.
-    """
-
-    id: str
-    vbuckets: list[int]
+    id: str  # the directory's own
+    vbuckets: list[int]  # those that kept deletions for it
 
     def summary(self) -> str:
         """Return it as one line."""

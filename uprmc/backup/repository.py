@@ -52,15 +52,10 @@ _INCREMENT_NAME = re.compile(r"(\d{4,})-(full|incr)")
 
 @dataclass(frozen=True)
 class Increment:
-    """A finished one.
+    """A finished one."""
 
-    Attributes:
-        path: its directory.
-        manifest: what it says of itself.
-    """
-
-    path: Path
-    manifest: Manifest
+    path: Path  # its directory
+    manifest: Manifest  # what it says of itself
 
 
 class Chain:

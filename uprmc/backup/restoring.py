@@ -50,7 +50,7 @@ from uprmc.protocol.origins import ORIGIN_META_BYTES, ORIGIN_META_HEAD
 # one, the failover log in the manifest and its seqno say the same. A restore sends both, so that a
 # restored document is known as the same version in every cluster that has it.
 #
-# Source: ``docs/extensions.md``, Origins.
+# See `docs/extensions.md`, Origins.
 
 
 #: (vb_uuid, seqno after which the branch begins), newest first.
@@ -115,30 +115,21 @@ _DOCUMENT = ("value", "flags", "exp")
 
 @dataclass
 class RestoreReport(JsonReport):
-    """What a restore has done.
+    """What a restore has done."""
 
-    Attributes:
-        backup: id of the newest increment that was restored; `chain` and `at` are where it is.
-        groups: how many there were; `resumed`: of them were done by an earlier run.
-        written: counts of all rows.
-        overwritten: of those that were written, how many took the place of a newer version.
-        force: the backup was to win over newer versions.
-        prefix: of the keys that were wanted.
-        without_floor: nodes that do not take the floor of revisions.
-        check: how the target compares with the backup, in a dry run before anything was written;
-            ``None`` = it was not compared.
-    """
-
-    backup: str
+    backup: str  # id of the newest increment that was restored; `chain` and `at` are where it is
     chain: str
     at: int
-    groups: int
+    groups: int  # how many there were; `resumed`: of them were done by an earlier run
     resumed: int = 0
-    written: Report = field(default_factory=Report)
-    overwritten: int = 0
-    force: bool = False
-    prefix: str = ""
+    written: Report = field(default_factory=Report)  # counts of all rows
+    overwritten: int = 0  # of those that were written, how many took the place of a newer version
+    force: bool = False  # the backup was to win over newer versions
+    prefix: str = ""  # of the keys that were wanted
+    # nodes that do not take the floor of revisions.
     without_floor: list[str] = field(default_factory=list)
+    # how the target compares with the backup, in a dry run before anything was written; ``None`` =
+    # it was not compared.
     check: VerifyReport | None = None
 
     @property

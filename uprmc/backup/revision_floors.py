@@ -4,7 +4,7 @@ A node gives a key that begins again a revision above those of all deletions tha
 dropped ones included, or the document would lose against the same deletion in another cluster. Each
 increment has this floor of every vBucket; a restore gives it to the nodes after the documents.
 
-Source: ``docs/extensions.md``, VBUCKET_FACTS.
+See `docs/extensions.md`, VBUCKET_FACTS.
 """
 
 from __future__ import annotations

@@ -122,19 +122,12 @@ def _plain(version: Version | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class BackupSide:
-    """A backup as one side.
+    """A backup as one side."""
 
-    Attributes:
-        directory: of the backup.
-        at: number of the increment; ``None`` = the newest.
-        chain: name of its directory; ``None`` = the newest.
-        checked: its files were found to be as its manifests say, a moment ago.
-    """
-
-    directory: Path
-    at: int | None = None
-    chain: str | None = None
-    checked: bool = False
+    directory: Path  # of the backup
+    at: int | None = None  # number of the increment; ``None`` = the newest
+    chain: str | None = None  # name of its directory; ``None`` = the newest
+    checked: bool = False  # its files were found to be as its manifests say, a moment ago
 
 
 Side = Access | BackupSide

@@ -3,5 +3,5 @@
 The index is a process of its own, in the node's company or elsewhere. It reads everything from UPR
 streams by the client library, keeps one append-only file for each design, and answers over HTTP.
 
-Source: seed 003; systems reference (c); contracts section 4; acceptance rows I01 to I30.
+Rows I01 to I30.
 """

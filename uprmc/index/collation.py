@@ -8,7 +8,7 @@ is that of their code points.
 
 A sort key describes itself: the end of each element can be found without the value, so no sort
 key is a prefix of another one, and the first elements of an array can be cut out of its key (which
-is how rows are grouped). Source: systems reference c.3.
+is how rows are grouped).
 
 ==== ========================================================================================
 tag  what follows
@@ -132,15 +132,10 @@ _TERTIARY = bytes(_UPPER if chr(code) in ascii_uppercase else _LOWER for code in
 
 
 class _Tables(NamedTuple):
-    """What takes 0.2 s to be read and is only needed for other characters.
+    """What takes 0.2 s to be read and is only needed for other characters."""
 
-    Attributes:
-        collator: the library's.
-        weights: primary weights of printable ASCII characters, rising.
-    """
-
-    collator: _Collator
-    weights: list[int]
+    collator: _Collator  # the library's
+    weights: list[int]  # primary weights of printable ASCII characters, rising
 
 
 @cache

@@ -4,7 +4,7 @@ The copy begins at a header. Edits that the trees get meanwhile are remembered, 
 more of them the updater waits for the copy. When the copy is there the edits are applied to it, and
 it can take the file's place.
 
-Source: systems reference c.6; acceptance rows I22, I23.
+Rows I22, I23.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A design document: the definitions of some views that one index file holds, parsed and checked.
 
-The form is CouchDB's and Couchbase's: ``{"views": {NAME: {"map": ..., "reduce": ...}}}``. Source:
-systems reference c.2, contracts reference section 4.
+The form is CouchDB's and Couchbase's: ``{"views": {NAME: {"map": ..., "reduce": ...}}}``.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ __all__ = [
 
 # --- paths ----------------------------------------------------------------------------------------
 # Paths of designs over HTTP, and the names that fit into them.
-#
-# Source: contracts section 4.
 
 
 #: The one bucket.
@@ -109,7 +106,7 @@ def resolve(named: str, modules: Collection[str]) -> Function:
 #
 # ``{"where": {"type": "user"}, "emit": [{"key": ["$.city", "$.age"], "value": 1}]}``. A string that
 # begins with ``$.`` is a path into the document, everything else a constant; ``{"const": "$.x"}``
-# is a constant that looks like a path. Source: contracts reference, section 4.
+# is a constant that looks like a path.
 
 
 #: Rows that one map may describe, and how deeply each may be nested.
@@ -278,18 +275,13 @@ _IGNORED = ("_id", "_rev", "language")
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """One view of a design.
+    """One view of a design."""
 
-    Attributes:
-        name: as in the request's path.
-        map: `Rules`, or the text of a JavaScript function, or ``module:function`` of Python.
-        kind: which of these it is.
-        reduces: names of built-in reduces or texts of JavaScript functions; none or one.
-    """
-
-    name: str
-    kind: Literal["declarative", "javascript", "python"]
+    name: str  # as in the request's path
+    kind: Literal["declarative", "javascript", "python"]  # which of these it is
+    # `Rules`, or the text of a JavaScript function, or ``module:function`` of Python.
     map: Rules | str
+    # names of built-in reduces or texts of JavaScript functions; none or one.
     reduces: tuple[str, ...] = ()
 
     @property
@@ -314,20 +306,13 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Definitions that are built together, in one file.
+    """Definitions that are built together, in one file."""
 
-    Attributes:
-        name: without ``_design/``.
-        views: in the order of their names: their places in the file.
-        signature: equal for equal definitions and options, in hexadecimal.
-        text: as it was put.
-    """
-
-    name: str
-    views: tuple[View, ...]
+    name: str  # without ``_design/``
+    views: tuple[View, ...]  # in the order of their names: their places in the file
     options: Options
-    signature: str
-    text: bytes = field(repr=False)
+    signature: str  # equal for equal definitions and options, in hexadecimal
+    text: bytes = field(repr=False)  # as it was put
 
     @classmethod
     def parse(

@@ -34,21 +34,13 @@ _LOG = logging.getLogger("uprmc.index")
 
 @dataclass(frozen=True)
 class Kept:
-    """What is kept of a design.
+    """What is kept of a design."""
 
-    Attributes:
-        name: of it.
-        current: signature of the definition that answers.
-        new: of the one that is being built, empty = none.
-        old: of the one that answered before, empty = none.
-        old_until: when that is removed, in seconds of the epoch.
-    """
-
-    name: str
-    current: str
-    new: str = ""
-    old: str = ""
-    old_until: float = 0.0
+    name: str  # of it
+    current: str  # signature of the definition that answers
+    new: str = ""  # of the one that is being built, empty = none
+    old: str = ""  # of the one that answered before, empty = none
+    old_until: float = 0.0  # when that is removed, in seconds of the epoch
 
     def __post_init__(self) -> None:
         texts = (self.name, self.current, self.new, self.old)

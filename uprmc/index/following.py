@@ -6,7 +6,7 @@ last is shown. The fault is over when a header could be written.
 
 All of this is the reactor's thread; the store belongs to the updater's.
 
-Source: systems reference c.4, c.5, c.7; acceptance rows I02 to I06, I15 to I20.
+Rows I02 to I06, I15 to I20.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from uprmc.rollback import ends_of_branches, origin_here
 # entry before it begins. A version (U, s) is part of a history if that has U, and s is not above
 # the end of U's part.
 #
-# Source: systems reference c.8; acceptance rows I26, I27.
+# Rows I26, I27.
 
 
 def is_of(log: FailoverLog, token: Token) -> bool:
@@ -155,8 +155,6 @@ def tell_news(before: Counts, store: IndexStore, on_event: OnEvent, design: str)
 # Replica vBuckets are indexed in files of their own, so that reductions of what is shown never have
 # to leave anything out. When one becomes active, it is paused there, its rows are copied in
 # portions, then where they stand; from there on the main index follows it (row I17).
-#
-# Source: systems reference c.3, c.7.
 
 
 #: Documents that are moved at once.
@@ -236,7 +234,7 @@ def _portion(store: IndexStore, vbucket: int, after: bytes) -> list[list[Entry]]
 # Rows of a vBucket that becomes active are taken from the replica index, if there is one. Those of
 # a vBucket that its source has lost are kept for a while, since it may come back.
 #
-# Source: systems reference c.7; acceptance rows I15 to I17.
+# Rows I15 to I17.
 
 
 #: The rows of a vBucket that its source has lost are kept this long.

@@ -1,6 +1,6 @@
 """One design and its index: who waits for what, and what is answered.
 
-Source: systems reference c.7, c.8; contracts section 4; acceptance rows I12, I14, I25 to I27.
+Rows I12, I14, I25 to I27.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Freshness:
     then for the trees. It is repeated as long as anyone waits, since a stream that ends breaks a
     barrier.
 
-    Source: systems reference c.8; acceptance rows D16, I02.
+    Rows D16, I02.
 
     Attributes:
         runs: how many have been made.

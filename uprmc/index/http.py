@@ -3,8 +3,6 @@
 Every answer is JSON but that of ``/metrics``. What is refused has a status, a word for programs and
 a sentence for people. What a client can make this process hold is bounded: by `uprmc.web` for what
 comes in, by `http_request` for what goes out. What there is to be asked is in `pages`.
-
-Source: contracts section 4.
 """
 
 # ruff: noqa: N802, N815  # Twisted's names

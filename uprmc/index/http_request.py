@@ -31,19 +31,13 @@ _OPTIONS_MAX = 64
 
 
 class HttpRequest(NamedTuple):
-    """What a request asks for.
+    """What a request asks for."""
 
-    Attributes:
-        method: ``GET``, ...
-        path: its parts, decoded.
-        options: of the URL, in their order; bytes that are not UTF-8 as surrogates.
-        body: as it came.
-    """
-
-    method: str
-    path: tuple[str, ...]
+    method: str  # ``GET``,
+    path: tuple[str, ...]  # its parts, decoded
+    # of the URL, in their order; bytes that are not UTF-8 as surrogates.
     options: tuple[tuple[str, str], ...]
-    body: bytes
+    body: bytes  # as it came
 
 
 def http_request(request: Request) -> HttpRequest:

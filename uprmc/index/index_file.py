@@ -1,7 +1,4 @@
-"""An open index file as an index sees it: trees, and the facts that its headers hold.
-
-Source: systems reference c.3.
-"""
+"""An open index file as an index sees it: trees, and the facts that its headers hold."""
 
 from __future__ import annotations
 
@@ -103,23 +100,14 @@ class Facts(NamedTuple):
 
 
 class Contents(NamedTuple):
-    """What a header holds, but for its trees.
+    """What a header holds, but for its trees."""
 
-    Attributes:
-        positions: where each vBucket stands.
-        facts: of each.
-        states: of all.
-        docs_mapped: since the index was begun.
-        instance: as what it is registered with nodes.
-        headers: how many there are, this one included.
-    """
-
-    positions: Mapping[int, Position]
-    facts: Mapping[int, Facts]
-    states: States
-    docs_mapped: int = 0
-    instance: str = ""
-    headers: int = 0
+    positions: Mapping[int, Position]  # where each vBucket stands
+    facts: Mapping[int, Facts]  # of each
+    states: States  # of all
+    docs_mapped: int = 0  # since the index was begun
+    instance: str = ""  # as what it is registered with nodes
+    headers: int = 0  # how many there are, this one included
 
 
 class Trees(NamedTuple):
@@ -283,7 +271,7 @@ class Files:
     there, and one that is being written under another name. What cannot be read is removed with a
     log line: the index is built again.
 
-    Source: systems reference c.5, c.6; acceptance rows I19 to I23.
+    Rows I19 to I23.
 
     Args:
         directory: where they are.

@@ -4,7 +4,7 @@ Each node sends its rows in the order of the view, one in each line. The least h
 the next row; a row goes into the answer as it came. With `keys` a node puts an empty line before
 the rows of each further key, so that rows of different keys stay apart.
 
-Source: systems reference c.9; acceptance row I29.
+Row I29.
 """
 
 from __future__ import annotations
@@ -41,17 +41,11 @@ class Reduction(Protocol):
 
 
 class Order(NamedTuple):
-    """How rows are compared.
+    """How rows are compared."""
 
-    Attributes:
-        collation: of the design.
-        descending: from high to low.
-        reduced: rows are groups; without an id.
-    """
-
-    collation: Collation
-    descending: bool
-    reduced: bool
+    collation: Collation  # of the design
+    descending: bool  # from high to low
+    reduced: bool  # rows are groups; without an id
 
 
 class Row(NamedTuple):

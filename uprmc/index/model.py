@@ -1,7 +1,4 @@
-"""What the parts of the index tell one another: documents, emitted rows, entries of trees.
-
-Source: systems reference c.2, c.3.
-"""
+"""What the parts of the index tell one another: documents, emitted rows, entries of trees."""
 
 from __future__ import annotations
 
@@ -45,28 +42,19 @@ class Document(NamedTuple):
 
 
 class Emission(NamedTuple):
-    """One row that a map function emitted.
+    """One row that a map function emitted."""
 
-    Attributes:
-        sort_key: `collation.sort_key` of the key: no one is a prefix of another.
-        key: the key as compact JSON in UTF-8.
-        value: the value, likewise.
-    """
-
-    sort_key: bytes
-    key: bytes
-    value: bytes
+    sort_key: bytes  # `collation.sort_key` of the key: no one is a prefix of another
+    key: bytes  # the key as compact JSON in UTF-8
+    value: bytes  # the value, likewise
 
 
 class Mapped(NamedTuple):
-    """What the views of a design made of one document.
+    """What the views of a design made of one document."""
 
-    Attributes:
-        rows: for each view, in the design's order, what it emitted, in the order of emission.
-        error: why a view has none of this document, with the view's name; ``None`` = all went well.
-    """
-
+    # for each view, in the design's order, what it emitted, in the order of emission.
     rows: Sequence[Sequence[Emission]]
+    # why a view has none of this document, with the view's name; ``None`` = all went well.
     error: str | None = None
 
 
@@ -94,17 +82,11 @@ class Lost(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A row in a leaf of a tree.
+    """A row in a leaf of a tree."""
 
-    Attributes:
-        key: what the tree is ordered by, as bytes.
-        vbucket: of the document that it came from.
-        value: what is kept with it.
-    """
-
-    key: bytes
-    vbucket: int
-    value: bytes
+    key: bytes  # what the tree is ordered by, as bytes
+    vbucket: int  # of the document that it came from
+    value: bytes  # what is kept with it
 
 
 #: Of each reduce of a view, in order: compact JSON, or ``None`` where it could not be made.

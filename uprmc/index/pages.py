@@ -1,7 +1,4 @@
-"""What there is by path and method: designs, their indexes, metrics.
-
-Source: contracts section 4.
-"""
+"""What there is by path and method: designs, their indexes, metrics."""
 
 # mypy: allow-untyped-calls
 

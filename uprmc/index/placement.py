@@ -1,6 +1,6 @@
 """Which node answers for which vBucket of a design: one for each, however many have it.
 
-Source: systems reference c.7, c.9; acceptance rows I11, I14, I29.
+Rows I11, I14, I29.
 """
 
 from __future__ import annotations
@@ -13,21 +13,14 @@ _VBUCKETS_MAX = 65_536
 
 
 class Holdings(NamedTuple):
-    """What one node says it has of a design.
+    """What one node says it has of a design."""
 
-    Attributes:
-        num_vbuckets: of the bucket; 0 = it does not know yet.
-        epoch: of the newest map that it has seen.
-        active: vBuckets that it answers for, with the term in which each became active.
-        pending: vBuckets that are on their way to it.
-        signature: of the definition that it answers with.
-    """
-
-    num_vbuckets: int
-    epoch: int
+    num_vbuckets: int  # of the bucket; 0 = it does not know yet
+    epoch: int  # of the newest map that it has seen
+    # vBuckets that it answers for, with the term in which each became active.
     active: Mapping[int, int]
-    pending: frozenset[int]
-    signature: str = ""
+    pending: frozenset[int]  # vBuckets that are on their way to it
+    signature: str = ""  # of the definition that it answers with
 
     @classmethod
     def parse(cls, answer: Any) -> Holdings:
@@ -48,23 +41,14 @@ class Holdings(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Who answers for what.
+    """Who answers for what."""
 
-    Attributes:
-        total: of the bucket's vBuckets, as far as any node knows.
-        nodes: vBuckets of each node that has any.
-        epoch: the highest of all nodes.
-        missing: vBuckets that no node has.
-        coming: those of them that are on their way to one.
-        signatures: of the definition that each node answers with.
-    """
-
-    total: int
-    nodes: Mapping[str, frozenset[int]]
-    epoch: int
-    missing: frozenset[int]
-    coming: frozenset[int]
-    signatures: Mapping[str, str]
+    total: int  # of the bucket's vBuckets, as far as any node knows
+    nodes: Mapping[str, frozenset[int]]  # vBuckets of each node that has any
+    epoch: int  # the highest of all nodes
+    missing: frozenset[int]  # vBuckets that no node has
+    coming: frozenset[int]  # those of them that are on their way to one
+    signatures: Mapping[str, str]  # of the definition that each node answers with
 
     @property
     def is_whole(self) -> bool:

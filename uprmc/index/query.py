@@ -2,8 +2,6 @@
 
 Nothing is parsed and nothing is collected: keys and values are JSON texts in the tree and go into
 the answer as they are. One row stands in each line, so that a merger can read an answer by lines.
-
-Source: systems reference c.8.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Options come from the URL, where keys are JSON and the rest are words, and from the JSON body of a
 POST. Names and rules are CouchDB's and Couchbase's; where both spell an option differently, both
 spellings are understood. What is unknown, given twice or contradictory is refused by name.
-
-Source: systems reference c.8; contracts section 4.
 """
 
 from __future__ import annotations
@@ -37,8 +35,6 @@ __all__ = [
 
 # --- option values --------------------------------------------------------------------------------
 # Values of a query's options, each read by itself: from the text of a URL, or from a JSON body.
-#
-# Source: systems reference c.8.
 
 
 #: Longest wait that a request may ask for.
@@ -211,17 +207,11 @@ OPTIONS = {**JSON_OPTIONS, **_WORD_OPTIONS}
 
 
 class Bound(NamedTuple):
-    """One end of a range.
+    """One end of a range."""
 
-    Attributes:
-        key: the JSON value.
-        sort_key: its place in the order.
-        docid: where among the rows of this key; ``None`` = at their outer end.
-    """
-
-    key: Any
-    sort_key: bytes
-    docid: bytes | None
+    key: Any  # the JSON value
+    sort_key: bytes  # its place in the order
+    docid: bytes | None  # where among the rows of this key; ``None`` = at their outer end
 
 
 @dataclass(frozen=True, slots=True)

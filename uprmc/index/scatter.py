@@ -3,8 +3,6 @@
 Every node is asked for the vBuckets that the map gives to it, by the epoch of that map. A node that
 does not have one of them says so; then the map is fetched again and all are asked again, a few
 times (row I14). What a node cannot do for other reasons becomes an entry in the answer's errors.
-
-Source: systems reference c.7, c.9; contracts section 4.
 """
 
 # mypy: allow-untyped-calls
@@ -48,8 +46,6 @@ _Result = TypeVar("_Result")
 
 class AllNodes:
     """What concerns every index node alike: designs on all of them, and one question to all.
-
-    Source: contracts section 4.
 
     Args:
         nodes: views listeners, HOST:PORT.
@@ -191,7 +187,7 @@ class Known(NamedTuple):
 class Attempt:
     """One attempt to ask all index nodes a query by one map, and what came of it.
 
-    Source: systems reference c.7, c.9; acceptance row I14.
+    Row I14.
 
     Args:
         client: speaks to nodes.

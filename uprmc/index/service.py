@@ -2,8 +2,6 @@
 
 A changed definition is built beside the one that answers, and takes its place when it has caught
 up. The former one's files stay for `index.keep_old_s`, so that `undo` only has to catch up, too.
-
-Source: systems reference c.8; contracts section 4.
 """
 
 from __future__ import annotations
@@ -149,8 +147,6 @@ _OF_STORES: tuple[tuple[str, _Kind, str, Callable[[IndexStore], float]], ...] = 
 
 # --- document reader ------------------------------------------------------------------------------
 # Documents as they are now, for answers with `include_docs`: read from the nodes, blocking.
-#
-# Source: systems reference c.8.
 
 
 #: The source is left alone for this long.

@@ -4,7 +4,7 @@ Streams tell nothing of vBuckets that are not followed yet, so the nodes are ask
 when a request cannot wait for that. Asking blocks: it is done in a thread, one question at a time,
 over connections that are kept open. A node that does not answer keeps what it told last.
 
-Source: systems reference c.7, c.8; acceptance rows I16, I27.
+Rows I16, I27.
 """
 
 from __future__ import annotations

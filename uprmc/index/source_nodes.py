@@ -17,19 +17,12 @@ _ANSWER_S = 5.0
 
 @dataclass(frozen=True)
 class SourceNodes:
-    """Nodes, and how to speak to them.
+    """Nodes, and how to speak to them."""
 
-    Attributes:
-        places: HOST:PORT of their upr listeners.
-        endpoint: for streams.
-        tls: for questions, ``None`` = without TLS.
-        credentials: who logs in, ``None`` = nobody does.
-    """
-
-    places: tuple[str, ...]
-    endpoint: MakeEndpoint = over_tcp
-    tls: ssl.SSLContext | None = None
-    credentials: Credentials | None = None
+    places: tuple[str, ...]  # HOST:PORT of their upr listeners
+    endpoint: MakeEndpoint = over_tcp  # for streams
+    tls: ssl.SSLContext | None = None  # for questions, ``None`` = without TLS
+    credentials: Credentials | None = None  # who logs in, ``None`` = nobody does
 
 
 def questioning(

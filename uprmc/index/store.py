@@ -7,7 +7,7 @@ Trees and positions move together, so each header holds exactly what its positio
 of a snapshot. That is what a rollback counts on: the newest header at or below a seqno is the state
 of that seqno's history (c.5). What is first built is loaded in bulk, see `FirstBuild`.
 
-Source: systems reference c.3 to c.7; acceptance rows I01, I08, I19 to I24.
+Rows I01, I08, I19 to I24.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ from uprmc.remote.batch import Batch
 
 # --- standings ------------------------------------------------------------------------------------
 # Where each vBucket of an index stands, and what was learned of its history.
-#
-# Source: systems reference c.4, c.5.
 
 
 class Standings:
@@ -93,7 +91,7 @@ class FirstBuild:
     A document may come more than once; its newest version counts. Nothing is in the file before all
     is loaded, so a build that is interrupted begins again.
 
-    Source: systems reference c.4; acceptance row I01.
+    Row I01.
 
     Attributes:
         documents: versions that have come.
@@ -124,8 +122,6 @@ class FirstBuild:
 
 # --- cleaning -------------------------------------------------------------------------------------
 # Rows of vBuckets that are no longer wanted are removed some at a time, between updates (row I16).
-#
-# Source: systems reference c.7.
 
 
 #: Rows that are removed at once: some ten milliseconds.

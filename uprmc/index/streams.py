@@ -4,7 +4,7 @@ A run follows the vBuckets that are to be followed when it begins. A change of t
 to an older header, ends it, and another one begins. Each run begins by catching up: a barrier over
 its streams, after which a first build is loaded, and pending vBuckets become active.
 
-Source: systems reference c.4, c.5, c.7; acceptance rows I02 to I06, I15, I16.
+Rows I02 to I06, I15, I16.
 """
 
 from __future__ import annotations
@@ -35,15 +35,10 @@ _LOG = logging.getLogger("uprmc.index")
 
 
 class Level(NamedTuple):
-    """What an index contains everything of that was acknowledged before some time.
+    """What an index contains everything of that was acknowledged before some time."""
 
-    Attributes:
-        vbuckets: bitmap.
-        course: see `View`; of another one this says nothing.
-    """
-
-    vbuckets: int
-    course: object
+    vbuckets: int  # bitmap
+    course: object  # see `View`; of another one this says nothing
 
 
 class Streams:

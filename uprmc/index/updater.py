@@ -47,8 +47,6 @@ class IndexHandler(Handler):
     A rollback is the store's affair. If it cuts its file to an older header, all vBuckets fall
     back, so the run ends with `WentBack` and the next one begins at that header's positions (rows
     I19, I20).
-
-    Source: systems reference c.4, c.5.
     """
 
     native_rollback = True

@@ -6,7 +6,7 @@ missing nor a doubled row. One that the source has lost is not shown from then o
 little later, since a node that restarts may have it again at once. `set_states` takes over from
 that for good.
 
-Source: systems reference c.7; acceptance rows I10 to I12, I15 to I17.
+Rows I10 to I12, I15 to I17.
 """
 
 from __future__ import annotations
@@ -42,25 +42,15 @@ def numbers(bits: int) -> list[int]:
 
 
 class States(NamedTuple):
-    """What is done with each vBucket, as bitmaps.
+    """What is done with each vBucket, as bitmaps."""
 
-    Attributes:
-        active: indexed and shown.
-        pending: indexed, and active once everything has come that the source has.
-        passive: indexed and not shown.
-        cleanup: rows are to be removed.
-        paused: not followed at present; shown or not as the others say.
-        epoch: of the last `_set_states`.
-        managed: whether that decides, not what the source has active.
-    """
-
-    active: int = 0
-    pending: int = 0
-    passive: int = 0
-    cleanup: int = 0
-    paused: int = 0
-    epoch: int = 0
-    managed: bool = False
+    active: int = 0  # indexed and shown
+    pending: int = 0  # indexed, and active once everything has come that the source has
+    passive: int = 0  # indexed and not shown
+    cleanup: int = 0  # rows are to be removed
+    paused: int = 0  # not followed at present; shown or not as the others say
+    epoch: int = 0  # of the last `_set_states`
+    managed: bool = False  # whether that decides, not what the source has active
 
     @property
     def indexed(self) -> int:

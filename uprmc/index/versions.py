@@ -1,7 +1,7 @@
 """The newest versions of documents that batches hold: as columns, each a `Document` only on demand.
 
 Most maps look at nothing but the values of documents, and rows need their ids and vBuckets. All
-else is read from the batches when it is asked for. Source: systems reference c.3.
+else is read from the batches when it is asked for.
 """
 
 from __future__ import annotations
@@ -76,15 +76,10 @@ def bodies(documents: Sequence[Document]) -> Sequence[bytes]:
 
 
 class Latest(NamedTuple):
-    """What documents have become.
+    """What documents have become."""
 
-    Attributes:
-        documents: the newest version of each that is there.
-        gone: vBucket and id of each that is not.
-    """
-
-    documents: Documents
-    gone: Sequence[tuple[int, bytes]]
+    documents: Documents  # the newest version of each that is there
+    gone: Sequence[tuple[int, bytes]]  # vBucket and id of each that is not
 
 
 def latest_of(batches: Sequence[Batch]) -> Latest:
@@ -112,7 +107,7 @@ def latest_of(batches: Sequence[Batch]) -> Latest:
 # A document's old rows are known from the id tree. Rows that stay as they are cost nothing in a
 # view's tree, because a removal whose key is inserted again is dropped.
 #
-# Source: systems reference c.3, c.4; acceptance row I08.
+# Row I08.
 
 
 _START = Position(0, 0, 0)

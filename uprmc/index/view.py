@@ -11,25 +11,17 @@ from uprmc.index.vbucket_sets import States
 
 
 class View(NamedTuple):
-    """What is published: everything a query needs, of one moment.
+    """What is published: everything a query needs, of one moment."""
 
-    Attributes:
-        file: which the trees are in, and who reads it.
-        trees: the id tree and those of the views.
-        positions: where each vBucket stands; none while the first build is not loaded.
-        facts: what was learned of each.
-        states: what is done with each.
-        building: the trees are empty because the first build is not loaded yet.
-        course: another object whenever any vBucket has gone back; as long as it is the same one,
-            what was once in the trees still is.
-    """
-
-    file: OpenFile
-    trees: Trees
+    file: OpenFile  # which the trees are in, and who reads it
+    trees: Trees  # the id tree and those of the views
+    # where each vBucket stands; none while the first build is not loaded.
     positions: Mapping[int, Position]
-    facts: Mapping[int, Facts]
-    states: States
-    building: bool
+    facts: Mapping[int, Facts]  # what was learned of each
+    states: States  # what is done with each
+    building: bool  # the trees are empty because the first build is not loaded yet
+    # another object whenever any vBucket has gone back; as long as it is the same one, what was
+    # once in the trees still is.
     course: object
 
 

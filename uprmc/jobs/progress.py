@@ -12,20 +12,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Step:
-    """How far one kind of work is.
+    """How far one kind of work is."""
 
-    Attributes:
-        what: the work in one or two words: ``loading``, ``reading``, ``comparing``.
-        done: units that are done (tasks, groups of vBuckets, batches).
-        of: how many units there are; ``None`` = the work has no end.
-        rows: rows of all units that are done.
-        size_bytes: bytes of keys and values of these rows, or of the input, where that is known.
-    """
-
-    what: str
-    done: int
-    of: int | None = None
-    rows: int = 0
+    what: str  # the work in one or two words: ``loading``, ``reading``, ``comparing``
+    done: int  # units that are done (tasks, groups of vBuckets, batches)
+    of: int | None = None  # how many units there are; ``None`` = the work has no end
+    rows: int = 0  # rows of all units that are done
+    # bytes of keys and values of these rows, or of the input, where that is known.
     size_bytes: int = 0
 
 

@@ -32,17 +32,11 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row.
+    """One row."""
 
-    Attributes:
-        number: lines (of Parquet: rows) of the task before it; `Numbering` makes a file's of it.
-        fields: by column; ``None`` is NULL.
-        text: the line itself, of JSON lines.
-    """
-
-    number: int
-    fields: dict[str, Any]
-    text: bytes | None = None
+    number: int  # lines (of Parquet: rows) of the task before it; `Numbering` makes a file's of it
+    fields: dict[str, Any]  # by column; ``None`` is NULL
+    text: bytes | None = None  # the line itself, of JSON lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ once from its beginning, by the process that began the load. No other could, and
 Note: a CSV file that is larger than a task is read once on the driver, to learn whether a
 field holds a line end. A line with an odd number of quotes is where one begins or ends; without
 such a line, every line is a row.
-
-Source: RFC 4180; hive's names of directories, ``column=value``, as Spark writes and reads them.
 """
 
 from __future__ import annotations
@@ -70,24 +68,17 @@ _HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a CSV file is written.
+    """How a CSV file is written."""
 
-    Attributes:
-        delimiter: between fields; ``None`` = a tab for ``.tsv``, a comma otherwise.
-        quote: around fields; doubled inside of them.
-        escape: before a quote inside of a field, in files that do so instead of doubling it.
-        header: the first line names the columns.
-        columns: the columns of a file without header.
-        null: a field with this text is NULL; ``None`` = no field is, an empty one is empty text.
-        infer: a field that reads as a JSON number, true, false or null is one in JSON documents.
-    """
-
-    delimiter: str | None = None
-    quote: str = '"'
+    delimiter: str | None = None  # between fields; ``None`` = a tab for ``.tsv``, a comma otherwise
+    quote: str = '"'  # around fields; doubled inside of them
+    # before a quote inside of a field, in files that do so instead of doubling it.
     escape: str | None = None
-    header: bool = True
-    columns: tuple[str, ...] = ()
+    header: bool = True  # the first line names the columns
+    columns: tuple[str, ...] = ()  # the columns of a file without header
+    # a field with this text is NULL; ``None`` = no field is, an empty one is empty text.
     null: str | None = None
+    # a field that reads as a JSON number, true, false or null is one in JSON documents.
     infer: bool = False
 
 

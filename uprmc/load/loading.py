@@ -54,23 +54,14 @@ class Job:
 
 @dataclass
 class LoadReport(JsonReport):
-    """What a load has done.
+    """What a load has done."""
 
-    Attributes:
-        counts: of all rows, those of earlier runs with the same journal included.
-        files: how many were read.
-        tasks: how many there were.
-        tasks_before: how many of them an earlier run had done.
-        seconds: that this run took.
-        mode: of writing.
-    """
-
-    counts: Report
-    files: int
-    tasks: int
-    tasks_before: int
-    seconds: float
-    mode: str
+    counts: Report  # of all rows, those of earlier runs with the same journal included
+    files: int  # how many were read
+    tasks: int  # how many there were
+    tasks_before: int  # how many of them an earlier run had done
+    seconds: float  # that this run took
+    mode: str  # of writing
 
     @property
     def errors(self) -> int:

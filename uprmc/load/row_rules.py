@@ -63,15 +63,10 @@ class BadValue(ValueError):
 
 @dataclass(frozen=True)
 class Template:
-    """Text with columns in it; a name without braces is that column alone.
+    """Text with columns in it; a name without braces is that column alone."""
 
-    Attributes:
-        parts: (text, column after it or ``None``).
-        text: as it was given.
-    """
-
-    parts: tuple[tuple[str, str | None], ...]
-    text: str
+    parts: tuple[tuple[str, str | None], ...]  # (text, column after it or ``None``)
+    text: str  # as it was given
 
     @classmethod
     def of(cls, text: str) -> Template:
@@ -132,22 +127,16 @@ def _field(fields: dict[str, Any], column: str) -> Any:
 
 @dataclass(frozen=True)
 class RowRules:
-    """How rows become documents; plain values.
+    """How rows become documents; plain values."""
 
-    Attributes:
-        key: column or template.
-        value: column, template, `JSON_OTHERS` or `JSON_ALL`; ``None`` = there is none (deletions).
-        ttl: a column, or a time such as ``300`` or ``5m`` that holds for all rows; ``None`` = no
-            expiry.
-        flags: a column, or a number that holds for all rows; ``None`` = 0.
-        meta: pass on the columns ``_op _flags _exp _datatype _rev _cas``. Those of Parquet files
-            are passed on always: that is where copies made by Spark are.
-    """
-
-    key: str = KEY
+    key: str = KEY  # column or template
+    # column, template, `JSON_OTHERS` or `JSON_ALL`; ``None`` = there is none (deletions).
     value: str | None = VALUE
+    # a column, or a time such as ``300`` or ``5m`` that holds for all rows; ``None`` = no expiry.
     ttl: str | None = None
-    flags: str | None = None
+    flags: str | None = None  # a column, or a number that holds for all rows; ``None`` = 0
+    # pass on the columns ``_op _flags _exp _datatype _rev _cas``. Those of Parquet files are passed
+    # on always: that is where copies made by Spark are.
     meta: bool = False
 
     def __post_init__(self) -> None:
@@ -200,17 +189,11 @@ def _is_u32(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Run:
-    """Some rows of a task, ready to be written, and the lines among them that are none.
+    """Some rows of a task, ready to be written, and the lines among them that are none."""
 
-    Attributes:
-        batch: the rows.
-        numbers: of each of them, as `Row` has it.
-        bad: the other lines.
-    """
-
-    batch: pa.RecordBatch
-    numbers: list[int]
-    bad: list[BadLine]
+    batch: pa.RecordBatch  # the rows
+    numbers: list[int]  # of each of them, as `Row` has it
+    bad: list[BadLine]  # the other lines
 
 
 def runs(

@@ -2,8 +2,6 @@
 
 Couchbase and its clients write ``SCRAM-SHA512``, RFC 7677 and others ``SCRAM-SHA-512``: a node
 lists the first and understands both.
-
-Source: RFC 4616, 5802, 7677; SDK reference 1.1.
 """
 
 from __future__ import annotations

@@ -38,19 +38,12 @@ class BadExchange(LoginRefused):
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """What a node keeps of a password for one hash; a login costs two HMACs.
+    """What a node keeps of a password for one hash; a login costs two HMACs."""
 
-    Attributes:
-        salt: of this user.
-        iterations: rounds of PBKDF2.
-        stored_key: checks the client's proof.
-        server_key: proves to the client that the node has this.
-    """
-
-    salt: bytes
-    iterations: int
-    stored_key: bytes
-    server_key: bytes
+    salt: bytes  # of this user
+    iterations: int  # rounds of PBKDF2
+    stored_key: bytes  # checks the client's proof
+    server_key: bytes  # proves to the client that the node has this
 
 
 def prepared(text: str) -> bytes:

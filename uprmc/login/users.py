@@ -52,17 +52,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One user.
+    """One user."""
 
-    Attributes:
-        name: as it was given.
-        roles: what the user may do.
-        verifiers: by the hash of a SCRAM mechanism.
-    """
-
-    name: str
-    roles: frozenset[Role]
-    verifiers: Mapping[str, Verifier]
+    name: str  # as it was given
+    roles: frozenset[Role]  # what the user may do
+    verifiers: Mapping[str, Verifier]  # by the hash of a SCRAM mechanism
 
 
 class Users:

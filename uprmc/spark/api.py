@@ -191,8 +191,6 @@ def current_offsets(servers: Servers, **options: Any) -> str:
 # in a Python worker, and treats fields of another type in the ways that its users know. A value
 # that is no JSON object at all it makes a struct of NULLs, which nobody can tell from ``{}``: here
 # it is NULL. Names of fields are literal: never taken for an expression, and with their case.
-#
-# Source: reference spark, section 4.
 
 
 #: Documents that a schema is found by, unless a number is given.

@@ -8,8 +8,6 @@ rewritten before the task comes to it, because a rewritten document moves up in 
 task reads to the end of a lease of its own (``complete``) or of one that all tasks share, and all
 actions of a DataFrame (``held``); only ``bounded`` stops at the noted seqno, and says "the newest
 version of each document whose last change lies in the range".
-
-Source: reference spark, section 3.
 """
 
 from __future__ import annotations
@@ -48,15 +46,10 @@ _FRAME_FILES_S = 86_400.0
 
 @dataclass(frozen=True)
 class Task:
-    """What one task reads.
+    """What one task reads."""
 
-    Attributes:
-        ranges: of its vBuckets; none = there is nothing to read.
-        lease: token of the lease that all tasks share, or ``None``.
-    """
-
-    ranges: tuple[Range, ...] = ()
-    lease: str | None = None
+    ranges: tuple[Range, ...] = ()  # of its vBuckets; none = there is nothing to read
+    lease: str | None = None  # token of the lease that all tasks share, or ``None``
 
 
 def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:

@@ -21,7 +21,7 @@ then it is a place inside of a snapshot of unknown end:
 `settled` judges the last batch, `carried_on` takes the next part of a lease, `advanced` begins a
 new one, `slices` says what tasks are to read.
 
-Source: ``docs/streams.md``, rollback; ``docs/extensions.md``, leases; Spark reference 3 and 5.
+See `docs/streams.md`, rollback.
 """
 
 from __future__ import annotations
@@ -56,17 +56,12 @@ _ADVICE = (
 
 @dataclass(frozen=True)
 class Rules:
-    """What is to happen when history branched, and when something cannot be had any more.
+    """What is to happen when history branched, and when something cannot be had any more."""
 
-    Attributes:
-        on_rollback: `FAIL`, `REWIND` or `RESTART`.
-        fail_on_data_loss: a vBucket that is on no node is an error.
-        on_purged: `FAIL` or `RESTART` where deletions were dropped before they were read, ``None``
-            = the former if a loss is an error.
-    """
-
-    on_rollback: str = FAIL
-    fail_on_data_loss: bool = True
+    on_rollback: str = FAIL  # `FAIL`, `REWIND` or `RESTART`
+    fail_on_data_loss: bool = True  # a vBucket that is on no node is an error
+    # `FAIL` or `RESTART` where deletions were dropped before they were read, ``None`` = the former
+    # if a loss is an error.
     on_purged: str | None = None
 
     @property
@@ -77,33 +72,21 @@ class Rules:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a node has of a vBucket, now or at the moment of a lease.
+    """What a node has of a vBucket, now or at the moment of a lease."""
 
-    Attributes:
-        log: failover log, newest first.
-        high_seqno: of its newest change.
-        purge_seqno: of the newest deletion that was dropped for good.
-        place: the node.
-        told: what it said of the deletions that were dropped, as words.
-    """
-
-    log: FailoverLog
-    high_seqno: int
-    purge_seqno: int = 0
-    place: str = ""
-    told: str = ""
+    log: FailoverLog  # failover log, newest first
+    high_seqno: int  # of its newest change
+    purge_seqno: int = 0  # of the newest deletion that was dropped for good
+    place: str = ""  # the node
+    told: str = ""  # what it said of the deletions that were dropped, as words
 
 
 @dataclass(frozen=True)
 class Settled:
-    """A stream's place between two batches.
+    """A stream's place between two batches."""
 
-    Attributes:
-        offset: without what only the last batch needed; its lease too, unless it is to go on.
-        unsure: vBuckets whose end is not known to be complete, and the node of their lease.
-    """
-
-    offset: Offset
+    offset: Offset  # without what only the last batch needed; its lease too, unless it is to go on
+    # vBuckets whose end is not known to be complete, and the node of their lease.
     unsure: Mapping[int, str]
 
 
@@ -372,23 +355,17 @@ def shares(lags: Mapping[int, int], rows: int | None) -> dict[int, int]:
 
 @dataclass(frozen=True)
 class Slice:
-    """What a task reads of one vBucket.
-
-    Attributes:
-        start: rows above this; `snapshot` is what it lies in.
-        uuid: the history of `start`.
-        end: rows up to this, when they are read from the lease.
-        control: a control row comes first and says that everything above this is undone.
-        resumed: the batch before read from the same lease: deletions that the lease does not have
-            were not missed.
-    """
+    """What a task reads of one vBucket."""
 
     vbucket: int
-    start: int
+    start: int  # rows above this; `snapshot` is what it lies in
     snapshot: tuple[int, int]
-    uuid: int
-    end: int
+    uuid: int  # the history of `start`
+    end: int  # rows up to this, when they are read from the lease
+    # a control row comes first and says that everything above this is undone.
     control: int | None = None
+    # the batch before read from the same lease: deletions that the lease does not have were not
+    # missed.
     resumed: bool = False
 
     @property

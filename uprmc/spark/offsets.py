@@ -72,18 +72,13 @@ class Position:
 
 @dataclass(frozen=True)
 class Offset:
-    """See the module docstring.
+    """See the module docstring."""
 
-    Attributes:
-        vbuckets: how many the nodes have in all.
-        positions: by vBucket, without those at the beginning.
-        lease: token of the lease that the batch which ends here was read from.
-        instance: the id of the stream's rows in the watermark tables, ``None`` = it has none.
-    """
-
-    vbuckets: int
+    vbuckets: int  # how many the nodes have in all
+    # by vBucket, without those at the beginning.
     positions: Mapping[int, Position] = field(default_factory=dict)
-    lease: str | None = None
+    lease: str | None = None  # token of the lease that the batch which ends here was read from
+    # the id of the stream's rows in the watermark tables, ``None`` = it has none.
     instance: str | None = None
 
     def at(self, vbucket: int) -> Position:

@@ -2,8 +2,6 @@
 
 One task for each vBucket would be a disaster (starting a task costs more than most vBuckets), and
 equal numbers of vBuckets are not equal work. So the heaviest goes first, to the lightest task.
-
-Source: reference spark, sections 4 and 6.
 """
 
 from __future__ import annotations

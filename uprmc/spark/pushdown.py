@@ -4,8 +4,6 @@ Spark hands over a list that all must hold, and is told which of them it still h
 Only what the source applies exactly is kept from it; so a filter that is half understood is none.
 
 Filters are known by the names of their classes: the rules need no Spark.
-
-Source: reference spark, section 2 (what arrives) and section 4 (what is worth pushing).
 """
 
 from __future__ import annotations
@@ -22,21 +20,13 @@ _INT64_MAX = 2**63 - 1
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which rows are wanted; ``None`` = no matter.
+    """Which rows are wanted; ``None`` = no matter."""
 
-    Attributes:
-        vbuckets: of these only.
-        after: with a seqno above this.
-        ops: with one of these in ``_op``.
-        prefixes: whose key begins with all of these.
-        keys: with one of these keys.
-    """
-
-    vbuckets: frozenset[int] | None = None
-    after: int | None = None
-    ops: frozenset[str] | None = None
-    prefixes: tuple[str, ...] = ()
-    keys: frozenset[bytes] | None = None
+    vbuckets: frozenset[int] | None = None  # of these only
+    after: int | None = None  # with a seqno above this
+    ops: frozenset[str] | None = None  # with one of these in ``_op``
+    prefixes: tuple[str, ...] = ()  # whose key begins with all of these
+    keys: frozenset[bytes] | None = None  # with one of these keys
 
 
 #: No filter at all.

@@ -2,8 +2,6 @@
 
 Programs that have a session of their own need nothing of this. A session that exists already (under
 ``spark-submit``) is used as it is.
-
-Source: reference spark, sections 1, 9 and 11.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ It holds our modules and construct, which they declare the wire's layouts with.
 
 Spark looks for formats by itself only in installed packages: with the zip a program says
 ``uprmc.spark.register(spark)``. The same sources make the same bytes, so a zip can be compared.
-
-Source: reference spark, section 2 (registration and shipping).
 """
 
 from __future__ import annotations

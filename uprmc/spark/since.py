@@ -29,15 +29,10 @@ _COLUMNS = Columns(("_vb", "_seq", "_time"))
 
 @dataclass(frozen=True)
 class Begin:
-    """Where one vBucket begins.
+    """Where one vBucket begins."""
 
-    Attributes:
-        position: all that is older lies at or below it.
-        purge_seqno: deletions up to here may be missing.
-    """
-
-    position: Position
-    purge_seqno: int
+    position: Position  # all that is older lies at or below it
+    purge_seqno: int  # deletions up to here may be missing
 
     @property
     def lossy(self) -> bool:

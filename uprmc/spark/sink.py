@@ -3,8 +3,6 @@
 A task may run twice, and nothing takes back what it has sent: neither a failed task nor an aborted
 job. Which modes bear that is said in ``docs/spark.md``. Commit and abort run in another process
 than the tasks; all they know is the tasks' messages.
-
-Source: reference spark, sections 2 and 7.
 """
 
 from __future__ import annotations

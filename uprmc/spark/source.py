@@ -4,8 +4,6 @@ Objects of these classes are pickled and live in several processes: they hold pl
 Spark gives `schema` by keyword, wants a list of partitions and an iterator of batches.
 
 `batch` plans and reads, `stream_source` follows, `sink` writes, `options` reads what users say.
-
-Source: reference spark, section 2.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Spark keeps one of these beside the driver for each query and sends copies to the workers, where
 only `read` is called: a copy has the options and nothing else. Spark compares offsets as text,
 asks for the first offset twice, and tells that a batch is over when the next one begins, or never.
-
-Source: Spark reference, section 2.
 """
 
 from __future__ import annotations

@@ -39,17 +39,11 @@ _ASK_AGAIN_S = 0.02
 
 @dataclass(frozen=True)
 class BatchTask:
-    """One task's part of a batch.
+    """One task's part of a batch."""
 
-    Attributes:
-        slices: what it reads.
-        lease: the batch's; ``None`` = that is gone.
-        reader: the id under which the stream is registered, empty if it is not.
-    """
-
-    slices: tuple[Slice, ...]
-    lease: str | None
-    reader: bytes = b""
+    slices: tuple[Slice, ...]  # what it reads
+    lease: str | None  # the batch's; ``None`` = that is gone
+    reader: bytes = b""  # the id under which the stream is registered, empty if it is not
 
 
 def rules_of(options: ReadOptions) -> Rules:

@@ -41,17 +41,11 @@ class CheckedFile:
 
 @dataclass(slots=True)
 class Checked:
-    """What a check has found.
+    """What a check has found."""
 
-    Attributes:
-        records: live records that were read, tombstones and damaged ones included.
-        damaged: those that are not what was written.
-        files: what was looked at.
-    """
-
-    records: int = 0
-    damaged: list[Damaged] = field(default_factory=list)
-    files: list[CheckedFile] = field(default_factory=list)
+    records: int = 0  # live records that were read, tombstones and damaged ones included
+    damaged: list[Damaged] = field(default_factory=list)  # those that are not what was written
+    files: list[CheckedFile] = field(default_factory=list)  # what was looked at
 
     @property
     def is_sound(self) -> bool:

@@ -41,7 +41,7 @@ from uprmc.storage.lmdb_store import LmdbStore
 # a state that was put back together with the file beside it into the same files, or a disk that was
 # copied entirely: for these there is ``uprmc data new-history``.
 #
-# Source: contracts of the systems to come, section 3, "Identity"; rows C06 to C08.
+# Rows C06 to C08.
 
 
 #: The file beside the store.
@@ -66,17 +66,11 @@ class File(NamedTuple):
 
 
 class Place(NamedTuple):
-    """What a store records of where it is.
+    """What a store records of where it is."""
 
-    Attributes:
-        file: its data file.
-        number: how often a store of this line was opened.
-        path: its directory; only for messages.
-    """
-
-    file: File
-    number: int
-    path: str
+    file: File  # its data file
+    number: int  # how often a store of this line was opened
+    path: str  # its directory; only for messages
 
 
 def pack_place(place: Place) -> bytes:

@@ -27,73 +27,51 @@ CLEAN_MARK = b"uprmc/clean"
 
 
 class VBucketChange(NamedTuple):
-    """What one commit does to one vBucket.
+    """What one commit does to one vBucket."""
 
-    Attributes:
-        vbucket: its number.
-        header: the header to store; ``None`` removes the vBucket with everything in it.
-        records: new versions, seqnos strictly rising, at most one per key, values present
-            (tombstones have none). Seqnos need not be above those already stored: a replica that
-            rolled back writes lower ones.
-        reset: forget all of the vBucket's records first.
-        drop: records to remove for good, tombstones as a rule, as (key, seqno), at most one per
-            key; one whose key has meanwhile another seqno is left alone. Done before `records` are
-            written.
-        rewind: forget all records above this seqno, of whatever history; before `forget` and
-            `drop`. ``None`` = none.
-        forget: keys to remove for good, whatever version of them is stored.
-        heal: versions to put in the place of damaged records of the same key and seqno; where the
-            key has another seqno, or the record is not damaged, nothing is done. After all others.
-    """
-
-    vbucket: int
+    vbucket: int  # its number
+    # the header to store; ``None`` removes the vBucket with everything in it.
     header: VBucketHeader | None
+    # new versions, seqnos strictly rising, at most one per key, values present (tombstones have
+    # none). Seqnos need not be above those already stored: a replica that rolled back writes lower
+    # ones.
     records: Sequence[bytes] = ()
-    reset: bool = False
+    reset: bool = False  # forget all of the vBucket's records first
+    # records to remove for good, tombstones as a rule, as (key, seqno), at most one per key; one
+    # whose key has meanwhile another seqno is left alone. Done before `records` are written.
     drop: Sequence[tuple[bytes, int]] = ()
+    # forget all records above this seqno, of whatever history; before `forget` and `drop`. ``None``
+    # = none.
     rewind: int | None = None
-    forget: Sequence[bytes] = ()
+    forget: Sequence[bytes] = ()  # keys to remove for good, whatever version of them is stored
+    # versions to put in the place of damaged records of the same key and seqno; where the key has
+    # another seqno, or the record is not damaged, nothing is done. After all others.
     heal: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One atomic commit: all of it is on disk afterwards, or none of it.
+    """One atomic commit: all of it is on disk afterwards, or none of it."""
 
-    Attributes:
-        changes: at most one per vBucket.
-        local: local documents to write (``None`` deletes); they are in no index and no stream.
-        reset_all: forget every vBucket, header and record (not local documents) first.
-        replaced: filled by `Store.commit`: number -> the seqno, in 8 bytes and perhaps more behind
-            them, of each record that a new one of its key has replaced, or that was forgotten.
-    """
-
-    changes: Sequence[VBucketChange] = ()
+    changes: Sequence[VBucketChange] = ()  # at most one per vBucket
+    # local documents to write (``None`` deletes); they are in no index and no stream.
     local: Mapping[bytes, bytes | None] = field(default_factory=dict)
-    reset_all: bool = False
+    reset_all: bool = False  # forget every vBucket, header and record (not local documents) first
+    # filled by `Store.commit`: number -> the seqno, in 8 bytes and perhaps more behind them, of
+    # each record that a new one of its key has replaced, or that was forgotten.
     replaced: dict[int, list[bytes]] = field(default_factory=dict, compare=False)
 
 
 class Trees(NamedTuple):
-    """How large the store's trees are: a write at a random place copies a page of some of them.
+    """How large the store's trees are: a write at a random place copies a page of some of them."""
 
-    Attributes:
-        by_id: pages that have by-id entries.
-        by_seq: pages that have by-seq entries, without records that have pages of their own.
-        stale: pages that have marks of replaced records.
-        branches: all other pages of trees.
-        records_bytes: what pages of records take, stale ones too.
-        records: number of records that are not stale.
-        stale_records: number of those that are.
-    """
-
-    by_id: int = 0
-    by_seq: int = 0
-    stale: int = 0
-    branches: int = 0
-    records_bytes: int = 0
-    records: int = 0
-    stale_records: int = 0
+    by_id: int = 0  # pages that have by-id entries
+    by_seq: int = 0  # pages that have by-seq entries, without records that have pages of their own
+    stale: int = 0  # pages that have marks of replaced records
+    branches: int = 0  # all other pages of trees
+    records_bytes: int = 0  # what pages of records take, stale ones too
+    records: int = 0  # number of records that are not stale
+    stale_records: int = 0  # number of those that are
 
 
 _NO_TREES = Trees()
@@ -101,21 +79,13 @@ _NO_TREES = Trees()
 
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
-    """Sizes, in bytes.
+    """Sizes, in bytes."""
 
-    Attributes:
-        file_bytes: what the data takes on the device.
-        map_bytes: how large that may get before the store must grow.
-        free_bytes: space inside the file that commits can use.
-        pinned_bytes: space of replaced data that they can use when open views are closed.
-        trees: what commits have to copy pages of.
-    """
-
-    file_bytes: int
-    map_bytes: int
-    free_bytes: int
-    pinned_bytes: int = 0
-    trees: Trees = _NO_TREES
+    file_bytes: int  # what the data takes on the device
+    map_bytes: int  # how large that may get before the store must grow
+    free_bytes: int  # space inside the file that commits can use
+    pinned_bytes: int = 0  # space of replaced data that they can use when open views are closed
+    trees: Trees = _NO_TREES  # what commits have to copy pages of
 
     @property
     def used_bytes(self) -> int:

@@ -114,8 +114,6 @@ def _madvise(start: int, length: int, advice: int) -> None:
 # is older than that transaction. It does not tell that list, but the file does: in the tree of
 # freed pages the entry of the newest transaction is the last one and begins with the number of its
 # pages. `freed_by_newest` reads that one entry; `PinnedPages` adds them up while views are open.
-#
-# Source: LMDB 0.9, ``mdb.c``: MDB_meta, MDB_page, MDB_node, `mdb_freelist_save`.
 
 
 _PAGE_HEAD_BYTES = 16

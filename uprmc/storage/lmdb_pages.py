@@ -5,8 +5,6 @@ one that it looks for, which ends the process or gives wrong answers. So the fil
 before it is opened: two heads that follow each other, and of each tree every branch and leaf in its
 place, with nodes that fill it, keys that rise, and the counts that its head says. No page may be in
 use twice, or both in use and free. What values say is not looked at; they have checksums.
-
-Source: LMDB 0.9, ``mdb.c``: MDB_meta, MDB_db, MDB_page, MDB_node.
 """
 
 from __future__ import annotations

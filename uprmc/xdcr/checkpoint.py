@@ -5,7 +5,7 @@ target when that vBucket had `target_seqno` in the history `target_uuid`. The li
 record if both ends still have these histories up to there. The newest five of each vBucket are kept
 in a local document; the newest one is also in the link's watermark row, where replicas get it.
 
-Source: systems reference b.4; contracts, section 3; row X12.
+Row X12.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ A checkpoint is written of a vBucket that has got on. If it lies at the end of a
 target is told, too: it has everything of ours up to there. So others can begin there.
 
 Neighbours: `checkpoint` has the records and their rules, `received` those of others.
-
-Source: systems reference b.4 and d.2; contracts, section 3.
 """
 
 from __future__ import annotations

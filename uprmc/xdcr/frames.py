@@ -1,7 +1,4 @@
-"""Items of a stream as requests for the target: *_WITH_META with all that the version has.
-
-Source: UPR reference, section 6; systems reference b.2.
-"""
+"""Items of a stream as requests for the target: *_WITH_META with all that the version has."""
 
 from __future__ import annotations
 

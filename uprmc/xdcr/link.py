@@ -8,8 +8,6 @@ has. So there is one way back, whatever the reason.
 Neighbours: `nodes` has the connections, `resuming` decides where streams begin,
 `checkpointing` writes checkpoints, `reading` has the streams, `shipment` is one vBucket, `sender`
 sends the items. What these share is in `run`. Time comes by `tick`.
-
-Source: systems reference b; contracts, section 3.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 They are kept in one local document. `command` carries out a verb of ``uprmc xdcr``, given and
 answered as JSON values.
-
-Source: contracts, section 3.
 """
 
 from __future__ import annotations

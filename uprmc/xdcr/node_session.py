@@ -2,8 +2,6 @@
 
 Nothing raises out of the session's doors. `target` sends a link's items over one of these, and
 `FarDocuments` reads what the node has over another one.
-
-Source: UPR reference, section 6.
 """
 
 from __future__ import annotations

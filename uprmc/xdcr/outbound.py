@@ -36,8 +36,6 @@ from uprmc.xdcr.windows import Windows
 # accepted in the target's own history is not sent back, unless it is a deletion that the target may
 # have purged before an older version came (`Shipment.is_needed`). An item that is not sent counts
 # as done.
-#
-# Source: systems reference b.2, steps 3 to 6; b.6.
 
 
 _unpack = MUTATION_FRAME.unpack_from

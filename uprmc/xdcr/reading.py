@@ -3,8 +3,6 @@
 It is an ordinary producer of the node's hub, so limits on disk readings, statistics and watermarks
 apply to it as to any other. There is no flow control between the two: what is not pulled is not
 produced. The producer's frames are known to be well formed, so they are read without a second look.
-
-Source: UPR reference 2; systems reference b.2.
 """
 
 from __future__ import annotations
@@ -52,18 +50,12 @@ class Start(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """What was read at once.
+    """What was read at once."""
 
-    Attributes:
-        data: the frames; empty = there was nothing.
-        batches: their items, those of a stream in its order.
-        ended: streams that have ended.
-        snapshots: the snapshot that each run lies in, as it was announced when the run was read.
-    """
-
-    data: bytes
-    batches: list[Batch]
-    ended: list[StreamState]
+    data: bytes  # the frames; empty = there was nothing
+    batches: list[Batch]  # their items, those of a stream in its order
+    ended: list[StreamState]  # streams that have ended
+    # the snapshot that each run lies in, as it was announced when the run was read.
     snapshots: dict[Run, SnapshotRange]
 
 

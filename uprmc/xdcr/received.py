@@ -8,7 +8,7 @@ everything of that source up to there. A link from that source to the target may
 Records are kept for each vBucket in a local document, ordered by this node's seqno. They are in no
 way tied to the documents with these seqnos, which move when they are changed.
 
-Source: systems reference d.1 to d.3; rows C01 to C16.
+Rows C01 to C16.
 """
 
 from __future__ import annotations

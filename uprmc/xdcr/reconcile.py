@@ -14,7 +14,7 @@ disk, because nothing sends them again to a target that has lost them. Of each, 
 what `FarDocuments` hands over at a time. If a connection is lost, the vBucket is begun again when
 the link is connected.
 
-Source: systems reference a.8; rows X06 and X08.
+Rows X06 and X08.
 """
 
 from __future__ import annotations
@@ -59,22 +59,15 @@ from uprmc.xdcr.target import Target
 
 @dataclass(slots=True)
 class Compared:
-    """What became of one vBucket.
+    """What became of one vBucket."""
 
-    Attributes:
-        vbucket: its number.
-        documents: documents that the target has.
-        deleted: of these, those that were deleted there, or would be.
-        kept: those that this node does not have and that were first accepted elsewhere.
-        changed: those that were changed or deleted at the target meanwhile, and so left alone.
-        keys: the first keys of those that were deleted, or would be.
-    """
-
-    vbucket: int
-    documents: int = 0
-    deleted: int = 0
-    kept: int = 0
+    vbucket: int  # its number
+    documents: int = 0  # documents that the target has
+    deleted: int = 0  # of these, those that were deleted there, or would be
+    kept: int = 0  # those that this node does not have and that were first accepted elsewhere
+    # those that were changed or deleted at the target meanwhile, and so left alone.
     changed: int = 0
+    # the first keys of those that were deleted, or would be.
     keys: list[str] = field(default_factory=list)
 
 
@@ -147,8 +140,6 @@ class Tally:
 # It is an ordinary UPR stream without values, from zero up to what the vBucket has when it begins.
 # What was read is acknowledged only when the owner is through with it, so no more than
 # `BUFFER_BYTES` of a vBucket are in memory.
-#
-# Source: UPR reference 2; systems reference a.8.
 
 
 #: As much as is read in one turn at most.

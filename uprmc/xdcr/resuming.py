@@ -1,8 +1,6 @@
 """Where the stream of a vBucket begins: at the newest checkpoint that both ends still have.
 
 If a link has no checkpoint of its own, one that others have brought to the target will do.
-
-Source: systems reference b.4 and d.3.
 """
 
 from __future__ import annotations

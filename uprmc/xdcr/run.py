@@ -1,7 +1,4 @@
-"""What the parts of one link share: its vBuckets that are being sent, and what is known of others.
-
-Source: systems reference b.2 and b.4.
-"""
+"""What the parts of a link share: its vBuckets that are being sent, and what is known of others."""
 
 from __future__ import annotations
 
@@ -35,27 +32,19 @@ LinkDial = Callable[[str, MakeLinkSession, Callable[[str], None], Callable[[str]
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The surroundings of a link.
+    """The surroundings of a link."""
 
-    Attributes:
-        hub: of the node.
-        bucket_uuid: of the node's data.
-        received: checkpoints that it has as a target.
-        dial: returns how to reach the nodes of a link's target.
-        check: called with a link and what takes the reason why its files cannot be used, empty =
-            they can.
-        later: calls something after a number of seconds.
-        on_event: called with the name of an event and its fields.
-        on_trouble: called with the name of a link and what keeps it from its work.
-    """
-
-    hub: Hub
-    bucket_uuid: int
-    received: Received
-    dial: Callable[[LinkSpec], LinkDial]
+    hub: Hub  # of the node
+    bucket_uuid: int  # of the node's data
+    received: Received  # checkpoints that it has as a target
+    dial: Callable[[LinkSpec], LinkDial]  # returns how to reach the nodes of a link's target
+    # called with a link and what takes the reason why its files cannot be used, empty = they can.
     check: Callable[[LinkSpec, Callable[[str], None]], None]
+    # calls something after a number of seconds.
     later: Callable[[float, Callable[[], None]], object]
+    # called with the name of an event and its fields.
     on_event: Callable[[str, dict[str, object]], None]
+    # called with the name of a link and what keeps it from its work.
     on_trouble: Callable[[str, str], None]
 
 

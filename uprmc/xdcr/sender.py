@@ -4,8 +4,6 @@ Items are read for all nodes together, and each node takes what is its own when 
 
 Neighbours: `outbound` makes requests and has what waits, `target` is one connection, `link`
 connects and decides what is sent at all. What these share is in `run`.
-
-Source: systems reference b.2, steps 3 to 7.
 """
 
 from __future__ import annotations

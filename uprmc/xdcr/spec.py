@@ -43,8 +43,6 @@ def read_versioned(document: bytes, version: int, content: Callable[[dict[str, A
 
 # --- settings -------------------------------------------------------------------------------------
 # Settings of one link: name, default, bounds, and how people write them.
-#
-# Source: contracts of the systems to come, section 3; systems reference b.1.
 
 
 KIB = 1024

@@ -6,8 +6,6 @@ node that was restarted may have lost what it had acknowledged.
 
 Answers to items are understood by `windows`; what an answer means is told to the link's
 `ItemSource`, and what becomes of the connection to its `TargetOwner`.
-
-Source: UPR reference, section 6; systems reference b.2, b.4.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ doubles, followed by a NOOP of its own. A batch is settled when each of its item
 or refused for good; then the positions that it carries have arrived.
 
 Opaques of items count up, so an answer finds its item. A NOOP has the number of its group.
-
-Source: systems reference b.2, steps 4 to 8.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A missing path is null in a value; in a key the document does not emit that row. A missing path
 satisfies no condition but ``{"$exists": false}``, as in CouchDB's Mango. Comparisons are of values
-of one kind, in the order of the view. Source: contracts reference, section 4.
+of one kind, in the order of the view.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """How a document is shown to a map: its value, and `meta`.
 
-What is no JSON is shown as text in base64, and ``meta.type`` says so. Source: systems reference
-c.2.
+What is no JSON is shown as text in base64, and ``meta.type`` says so.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A document that runs too long, takes too much memory or ends its process is found and named, and
 costs the process; the others are mapped by the next one. JavaScript's numbers are floats: integers
-beyond 2^53 lose their last digits. Source: systems reference c.2.
+beyond 2^53 lose their last digits.
 """
 
 from __future__ import annotations

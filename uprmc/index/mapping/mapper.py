@@ -35,7 +35,7 @@ __all__ = ["DesignMapper", "ViewReducer", "compile_function", "make_mapper", "ma
 #
 # ``def by_city(doc, meta): yield doc["city"], None``: a function gets the document and its `meta`,
 # and gives pairs of key and value, or ``None`` for no row. It is trusted: there is no sandbox for
-# Python. Source: systems reference c.2.
+# Python.
 
 
 def compile_function(

@@ -1,8 +1,7 @@
 """The built-in reduces: `_count`, `_sum`, `_stats`, `_approx_count_distinct`.
 
 What is stored in a tree's inner nodes is compact JSON; what is shown for it is `finish`'s. A
-reduction that cannot be made is ``None`` for that view only, and so is every one above it. Source:
-systems reference c.8.
+reduction that cannot be made is ``None`` for that view only, and so is every one above it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """First build of an index: rows are sorted, then the trees are written bottom-up.
 
 Documents may come more than once, the newest version last: then the rows of older versions are
-left out. Source: systems reference c.4.
+left out.
 """
 
 from __future__ import annotations
@@ -319,7 +319,7 @@ def _not_removed(batches: Iterator[list[Row]]) -> Iterator[list[Row]]:
 # --- compaction -----------------------------------------------------------------------------------
 # Copy of the newest state of an index file into a new one: no garbage, one header, full nodes.
 #
-# Source: systems reference c.6, row I22.
+# Row I22.
 
 
 Step = Callable[[float], None]

@@ -3,8 +3,6 @@
 The file begins with its magic (24 bytes, see `nodes`) and their CRC-32. A header comes after the
 nodes that it names, at the start of the next 4 KiB block. What follows the newest sound header is
 of no use to anyone: it is cut off when the file is opened for writing.
-
-Source: systems reference c.3, c.5.
 """
 
 from __future__ import annotations

@@ -399,8 +399,6 @@ def unpack_pointer(data: bytes, start: int) -> tuple[Pointer, int]:
 # flags (4), then where the header before this one stands (8), CRC-32 of what was appended between
 # both (4), and the body, compressed by zlib. Flag 1: what was appended is on disk for sure, since
 # it was synced before the header was written; without it, it has to be read to be believed.
-#
-# Source: systems reference c.3.
 
 
 #: Size of blocks, in bytes: headers stand at their starts only.

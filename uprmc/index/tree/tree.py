@@ -79,7 +79,7 @@ def _lesser(bound: bytes | None, other: bytes | None) -> bytes | None:
 #
 # All changes are applied from the leaves upwards in one walk. A subtree that no change touches and
 # that has no row of the vBuckets to drop is not read; one that has no other rows is left out unread
-# (row I24). Source: systems reference c.4.
+# (row I24).
 
 
 #: Up to this many changes of a leaf are made one by one; more are sorted in.
@@ -92,17 +92,11 @@ def child_at(lows: list[bytes], key: bytes) -> int:
 
 
 class Changes(NamedTuple):
-    """What is to be done to a tree.
+    """What is to be done to a tree."""
 
-    Attributes:
-        keys: that are removed or inserted, rising, each once.
-        rows: for each key its new row; ``None`` = it is removed.
-        drop: bitmap of the vBuckets whose old rows are removed as well.
-    """
-
-    keys: list[bytes]
-    rows: list[Row | None]
-    drop: int
+    keys: list[bytes]  # that are removed or inserted, rising, each once
+    rows: list[Row | None]  # for each key its new row; ``None`` = it is removed
+    drop: int  # bitmap of the vBuckets whose old rows are removed as well
 
     @classmethod
     def of(cls, removals: Sequence[bytes], insertions: Sequence[Row], drop: int) -> Changes:
