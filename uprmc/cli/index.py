@@ -1,7 +1,4 @@
-"""``uprmc index``: designs of views, what is in them, and how their indexes are.
-
-Source: contracts section 4.
-"""
+"""``uprmc index``: designs of views, what is in them, and how their indexes are."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""``uprmc watermarks``: which clients a node keeps deletions for; registering and removing by hand.
-
-Source: contracts of the systems to come, section 2.
-"""
+"""``uprmc watermarks``: which clients a node keeps deletions for; to register and remove some."""
 
 from __future__ import annotations
 

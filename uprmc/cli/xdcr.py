@@ -1,7 +1,4 @@
-"""``uprmc xdcr``: links that keep other clusters up to date with this one.
-
-Source: contracts of the systems to come, section 3.
-"""
+"""``uprmc xdcr``: links that keep other clusters up to date with this one."""
 
 from __future__ import annotations
 

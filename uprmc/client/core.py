@@ -14,7 +14,7 @@ A batch is what one piece of received data holds. Positions and ring entries are
 changes are handed over, then its bytes are acknowledged (`position.PositionWriter` says why, and
 when it is the other way round).
 
-Source: systems reference g; acceptance rows D04, D16, D33, D44 to D49, P15.
+Rows D04, D16, D33, D44 to D49, P15.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ which also judges what stopped the quick paths.
 
 What no producer may send raises `ProducerError` and nothing of that piece of data is handed on.
 
-Source: UPR reference 1, 2, 4.3; ``docs/streams.md``.
+See `docs/streams.md`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ of the history that it names, and the place goes on in that one. Keys whose docu
 the place stay in the ring, because that history may be lost as well before the stream has reached
 them.
 
-Source: systems reference g.3; UPR reference 3.4; acceptance rows D14, D15, D46 to D49, P09, P19.
+Rows D14, D15, D46 to D49, P09, P19.
 """
 
 from __future__ import annotations
@@ -329,7 +329,7 @@ def awaited(result: Any) -> Task:
 # A node of ours is asked by GET_VERSION, which tells a version's seqno, of a deletion, too. Another
 # one is asked by GET and GET_META; then every version may be as new as the vBucket is.
 #
-# Source: systems reference g.3, step 5; ``docs/protocol.md``.
+# See `docs/protocol.md`.
 
 
 class Version(NamedTuple):

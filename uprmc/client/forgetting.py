@@ -6,8 +6,6 @@
 
 Until then nodes keep deletions for it, or until its rows expire. `UprClient.forget` does it for the
 client's own id.
-
-Source: contracts of the systems to come, section 2.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 A handler implements what it needs; the rest does nothing. With the blocking client its methods
 return nothing; with an asynchronous one they may return an awaitable, and nothing more is handed
 over until that is done.
-
-Source: systems reference g.1.
 """
 
 from __future__ import annotations

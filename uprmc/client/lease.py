@@ -6,7 +6,7 @@
 
 Each `read` gives the same documents, whatever is written meanwhile, until the lease ends.
 
-Source: ``docs/extensions.md``, leases.
+See `docs/extensions.md`, leases.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `receive` gives events in the order in which they came; answers are among them. Tasks (see `ask`)
 ask the questions; those that open the connection are in `opening`.
 
-Source: ``docs/streams.md``, how to write a consumer; UPR reference 2, 4.6, 4.7.
+See `docs/streams.md`, how to write a consumer.
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ from uprmc.remote.stream import StreamState
 # A node hangs up on a client that leaves keep-alives unanswered for two intervals, and a handler
 # may take longer than that. So the owner of the socket reads on meanwhile, as far as the node may
 # be ahead, and keeps the bytes; here it is found out where frames begin among them.
-#
-# Source: UPR reference 4.7.
 
 
 #: Of what flow control does not count there is little.

@@ -4,7 +4,7 @@ Nodes are known by HOST:PORT: those the program named, and those that a cluster 
 names. One that cannot be reached or was lost is dialled again after 0.1 s, twice as long each time,
 5 s at most; a connection that lived for ten seconds forgets that.
 
-Source: ``docs/streams.md``, steps 1 and 5; acceptance row D33.
+Row D33. See `docs/streams.md`, steps 1 and 5.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ seqnos matter, in this order: `ring_from` <= `whole` <= `seqno` <= `applied`.
   (documents were fetched that are newer than the place). As long as it is, a history that leaves
   ours below it makes those keys wrong, although the node would stream from `seqno` without a word.
 
-Source: ``docs/streams.md``, rollback; systems reference g.2, g.3; acceptance rows D13, D14, D44 to
-D49, P09, P10, P19.
+Rows D13, D14, D44 to D49, P09, P10, P19. See `docs/streams.md`, rollback.
 """
 
 from __future__ import annotations
@@ -309,7 +308,7 @@ class PositionWriter:
     so far, or shares its transaction with the state; otherwise its last whole snapshot is (row
     D45).
 
-    Source: systems reference g.2; acceptance rows D13, D44, D45, D48.
+    Rows D13, D44, D45, D48.
 
     Attributes:
         places: by vBucket, those that are followed.

@@ -18,7 +18,7 @@ The state is a journal. Three tables, beside the user's own ones in a user's dat
 Now and then the journal is *folded* in a commit: its keys go to the ring's rows, and a new oldest
 row replaces it. What the journal says is also in memory.
 
-Source: systems reference g.2; acceptance rows D13, D44, D45.
+Rows D13, D44, D45.
 """
 
 from __future__ import annotations

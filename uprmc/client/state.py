@@ -8,7 +8,7 @@ later is always what one commit left behind.
 `MemoryState` is the contract in dicts: the reference model of the contract's tests, the simulator's
 disk, and enough for a consumer that begins again at each start. `SqliteState` keeps a file.
 
-Source: systems reference g.2, g.3; acceptance rows D13, D44, D45, D48.
+Rows D13, D44, D45, D48.
 """
 
 from __future__ import annotations

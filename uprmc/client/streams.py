@@ -4,7 +4,7 @@ Nodes are asked what they have as often as the options say. A vBucket that is wa
 as soon as a node has a good claim to it, and leaves that node for one that has a better one. Each
 has a `Route`.
 
-Source: contracts reference 1; acceptance rows D16, D33.
+Rows D16, D33.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ rules of the connection are `NodeSession`'s, its questions those of `tap_questio
 Note: nothing is acknowledged to the producer before the TAP client has acknowledged it. So the
 connection's buffer limits what waits here. If a producer has no flow control, or does not keep to
 it, the adapter stops reading instead.
-
-Source: TAP reference 10; UPR reference 2 and 4.7; ``tap_adapter/upstream.py``.
 """
 
 from __future__ import annotations
@@ -55,8 +53,6 @@ from uprmc.tap_adapter.upstream import Standing
 #
 # Note: frames of streams that are not open are dropped here. Flow control counts their bytes all
 # the same, so they are added to `dropped_bytes`.
-#
-# Source: UPR reference 2; ``tap_adapter/upstream.py``, `pull`.
 
 
 _MUTATION_HEAD = frame_head(Opcode.UPR_MUTATION)
@@ -245,8 +241,6 @@ class FramePasser(Decoder):
 
 # --- tap connection -------------------------------------------------------------------------------
 # The UPR connection behind one TAP client: what it is called, and its frames as they come.
-#
-# Source: UPR reference 2.1; TAP reference 7.
 
 
 #: Before the client's name, as ep-engine has it and a node of ours.
@@ -311,7 +305,7 @@ class ProducerSession(NodeSession):
 # the statistics tell what GET_ALL_VB_SEQNOS (4.0) tells, controls that are refused are done
 # without, and single documents are only asked of a node of ours.
 #
-# Source: UPR reference 2.1, 2.11, 6 and 6.1; ``docs/extensions.md``, GET_VERSION.
+# See `docs/extensions.md`, GET_VERSION.
 
 
 #: Interval of keep-alives; the shortest that 2014's documents allow.

@@ -44,18 +44,7 @@ class Tls:
 
 @dataclass(frozen=True)
 class Access:
-    """How to reach and address the nodes.
-
-    Attributes:
-        tls: ``None`` = no TLS.
-        terms: by vBucket, the highest term that is known from elsewhere, such as the last backup: a
-            node that has a lower one was deposed.
-        copies: which replicas of `servers` are read: none; those of vBuckets that are active
-            nowhere; or all, before what is active at other nodes.
-        patience_s: how long a lost or busy node is tried again, in place of `retries`: for tasks
-            of a driver that has reached the nodes before, which restart if they are away.
-        spare_leases: at each node so many must stay free for others when a lease is acquired.
-    """
+    """How to reach and address the nodes."""
 
     servers: tuple[str, ...] = option(
         "servers",
@@ -83,7 +72,7 @@ class Access:
     password_env: str | None = option(
         "passwordEnv", units.text, "", "Name of an environment variable that holds the password."
     )
-    tls: Tls | None = None
+    tls: Tls | None = None  # ``None`` = no TLS
     connect_timeout_s: float = option(
         "connectTimeout",
         units.seconds,
@@ -133,10 +122,16 @@ class Access:
         "Name of the bucket to select. A node of uprmc has only one.",
         absent="",
     )
+    # by vBucket, the highest term that is known from elsewhere, such as the last backup: a node
+    # that has a lower one was deposed.
     terms: Mapping[int, int] = field(default_factory=dict, hash=False)
+    # how long a lost or busy node is tried again, in place of `retries`: for tasks of a driver that
+    # has reached the nodes before, which restart if they are away.
     patience_s: float | None = None
+    # which replicas of `servers` are read: none; those of vBuckets that are active nowhere; or all,
+    # before what is active at other nodes.
     copies: Copies = "none"
-    spare_leases: int = 0
+    spare_leases: int = 0  # at each node so many must stay free for others when a lease is acquired
 
     def secret(self) -> str:
         """Return the password, from wherever it is kept.

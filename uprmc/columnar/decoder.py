@@ -8,7 +8,7 @@ in which it came.
 
 A block in which anything is what no node may send is not handed on at all.
 
-Source: ``docs/streams.md``; Spark reference, section 6.
+See `docs/streams.md`.
 """
 
 from __future__ import annotations
@@ -325,19 +325,12 @@ Notice = ResponseFrame | Noop | StreamEnd
 
 
 class Block(NamedTuple):
-    """Rows in the order in which they came.
+    """Rows in the order in which they came."""
 
-    Attributes:
-        batch: an Arrow record batch, perhaps without rows.
-        vbuckets: of each row.
-        states: whose rows it has.
-        ended: those of which all has come with it.
-    """
-
-    batch: Any
-    vbuckets: Any
-    states: list[ReadState]
-    ended: list[ReadState]
+    batch: Any  # an Arrow record batch, perhaps without rows
+    vbuckets: Any  # of each row
+    states: list[ReadState]  # whose rows it has
+    ended: list[ReadState]  # those of which all has come with it
 
     def without(self, lost: set[int]) -> Block:
         """Return the block without the rows of some vBuckets."""

@@ -8,8 +8,6 @@ Note: files of attempts that failed stay. An attempt that is given up because of
 errors would otherwise take the explanation with it. Nor does a later write into the same directory
 touch them, such as the next micro-batch, whose tasks have the same numbers: its files have a number
 more. The report names the files that count.
-
-Source: reference spark, section 7.
 """
 
 from __future__ import annotations
@@ -56,25 +54,15 @@ NameRow = Callable[[int], str]
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One row that was not written.
+    """One row that was not written."""
 
-    Attributes:
-        row: its number among the rows of its task, from 0.
-        code: one of `CODES`.
-        reason: what is wrong, for people.
-        key: ``None`` if there is none.
-        value: ``None`` if there is none, or it was not looked at.
-        vbucket: ``None`` if it was not sent.
-        status: name of the status that the node answered with.
-    """
-
-    row: int
-    code: str
-    reason: str
-    key: bytes | None = None
-    value: bytes | None = None
-    vbucket: int | None = None
-    status: str | None = None
+    row: int  # its number among the rows of its task, from 0
+    code: str  # one of `CODES`
+    reason: str  # what is wrong, for people
+    key: bytes | None = None  # ``None`` if there is none
+    value: bytes | None = None  # ``None`` if there is none, or it was not looked at
+    vbucket: int | None = None  # ``None`` if it was not sent
+    status: str | None = None  # name of the status that the node answered with
 
     def text(self, name_row: NameRow | None = None) -> str:
         """Return one line for people."""

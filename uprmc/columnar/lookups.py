@@ -5,7 +5,7 @@ cannot be had in this way is not tried: `possible` says of which columns that is
 `looked_up` raises `NotLookedUp` where a node does not know the question or has no such vBucket any
 more. A read of the vBuckets then gives the same.
 
-Source: ``docs/extensions.md``, GET_VERSION.
+See `docs/extensions.md`, GET_VERSION.
 """
 
 from __future__ import annotations

@@ -41,22 +41,14 @@ _RAISED: dict[Why, type[SparkError]] = {
 
 @dataclass(frozen=True)
 class Standing:
-    """How far one vBucket is.
-
-    Attributes:
-        place: HOST:PORT of the node that has it active.
-        high_seqno: of its newest change.
-        log: newest first.
-        items: documents; 0 unless they were asked for.
-        term: counts promotions; 0 = the node knows none.
-    """
+    """How far one vBucket is."""
 
     vbucket: int
-    place: str
-    high_seqno: int
-    log: FailoverLog
-    items: int = 0
-    term: int = 0
+    place: str  # HOST:PORT of the node that has it active
+    high_seqno: int  # of its newest change
+    log: FailoverLog  # newest first
+    items: int = 0  # documents; 0 unless they were asked for
+    term: int = 0  # counts promotions; 0 = the node knows none
 
 
 class Nodes:

@@ -9,8 +9,6 @@ order.
 
 Note: rows that lost, or were there already, are held as well. What they lost to may be
 the same row of an earlier attempt, not on disk yet.
-
-Source: reference spark, section 7; reference UPR, section 6 (OBSERVE_SEQNO).
 """
 
 from __future__ import annotations
@@ -50,16 +48,11 @@ SendAgain = Callable[[Piece, list[int]], None]
 
 @dataclass
 class _Generation:
-    """What was sent between two looks.
+    """What was sent between two looks."""
 
-    Attributes:
-        pieces: in the order in which they were sent.
-        bytes: that it takes here.
-        targets: up to where each vBucket must be on disk; ``None`` = to be asked.
-    """
-
-    pieces: list[Piece] = field(default_factory=list)
-    bytes: int = 0
+    pieces: list[Piece] = field(default_factory=list)  # in the order in which they were sent
+    bytes: int = 0  # that it takes here
+    # up to where each vBucket must be on disk; ``None`` = to be asked.
     targets: dict[int, int | None] = field(default_factory=dict)
 
     def close(self) -> None:

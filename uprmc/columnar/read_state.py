@@ -3,7 +3,7 @@
 It outlives connections: when one is lost, the next one asks for the rest of the same snapshot of
 the same lease. What a stream may send is for `remote.stream` to say, strictly.
 
-Source: ``docs/streams.md``, how to write a consumer; ``docs/extensions.md``, leases.
+See `docs/streams.md`, how to write a consumer.
 """
 
 from __future__ import annotations

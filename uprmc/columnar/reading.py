@@ -5,8 +5,6 @@ again and the rest of the same snapshot asked for. When a lease of its own ends,
 vBucket is thrown away and read again from a new one, unless rows of it have been yielded; so rows
 are kept back for a while. A given lease that has ended cannot be replaced: its rows are
 compared with others.
-
-Source: design of this part, section 2; Spark reference, section 3.
 """
 
 from __future__ import annotations

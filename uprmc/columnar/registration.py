@@ -6,8 +6,6 @@ as the checkpoint of a stream, or the directory of a backup; `remote.registering
 A connection is made for a few reports and closed after them, so that no node waits for us between
 batches, and the next driver of the same checkpoint may name the rows at once. A node that cannot
 be reached gets its reports with the next batch: until then it keeps too much, never too little.
-
-Source: `reference/systems.md` a.1 to a.4; Spark reference, section 3.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ A task's report is its commit message (`sink`), is kept by resumable loads (`loa
 Every row is in exactly one of `OUTCOMES`. Note: after a task was tried again its earlier
 attempt has written already; those rows are `applied` once more (upsert), `conflicts` (append-meta),
 `existed` (insert) or `missing` (delete) in the report of the later one.
-
-Source: reference spark, section 7.
 """
 
 from __future__ import annotations
@@ -40,38 +38,24 @@ class JsonReport:
 
 @dataclass
 class Counts(JsonReport):
-    """What tasks and whole writes count.
+    """What tasks and whole writes count."""
 
-    Attributes:
-        rows: rows seen.
-        applied: the node took them; in a dry run: it would be asked to.
-        conflicts: append-meta: the version that the node has wins, or is the same one; casColumn:
-            the document has another CAS, or is gone.
-        existed: insert, casColumn: the same document is there already.
-        missing: a document to be deleted or replaced is not there.
-        skipped: no value, and such rows are to be left out.
-        errors: could not be written.
-        retried: requests sent once more: temporary failures, moved vBuckets, lost connections.
-        resent: requests sent once more because a node lost what it had answered for.
-        bytes: of keys and values, of all rows that were not errors in themselves.
-        seconds: from the first row to the end; summed up over tasks.
-        dry_run: nothing was sent.
-        first_errors: what was wrong with the first ones.
-    """
-
-    rows: int = 0
-    applied: int = 0
+    rows: int = 0  # rows seen
+    applied: int = 0  # the node took them; in a dry run: it would be asked to
+    # append-meta: the version that the node has wins, or is the same one; casColumn: the document
+    # has another CAS, or is gone.
     conflicts: int = 0
-    existed: int = 0
-    missing: int = 0
-    skipped: int = 0
-    errors: int = 0
+    existed: int = 0  # insert, casColumn: the same document is there already
+    missing: int = 0  # a document to be deleted or replaced is not there
+    skipped: int = 0  # no value, and such rows are to be left out
+    errors: int = 0  # could not be written
+    # requests sent once more: temporary failures, moved vBuckets, lost connections.
     retried: int = 0
-    resent: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    dry_run: bool = False
-    first_errors: list[str] = field(default_factory=list)
+    resent: int = 0  # requests sent once more because a node lost what it had answered for
+    bytes: int = 0  # of keys and values, of all rows that were not errors in themselves
+    seconds: float = 0.0  # from the first row to the end; summed up over tasks
+    dry_run: bool = False  # nothing was sent
+    first_errors: list[str] = field(default_factory=list)  # what was wrong with the first ones
 
     @property
     def balanced(self) -> bool:
@@ -110,30 +94,19 @@ _SUMMARY = {
 
 @dataclass
 class TaskReport(Counts):
-    """One task's counts.
+    """One task's counts."""
 
-    Attributes:
-        partition: which task.
-        attempt: which attempt at it, from 0.
-        error_file: where its error rows are; ``None`` if it has no such file.
-    """
-
-    partition: int = 0
-    attempt: int = 0
-    error_file: str | None = None
+    partition: int = 0  # which task
+    attempt: int = 0  # which attempt at it, from 0
+    error_file: str | None = None  # where its error rows are; ``None`` if it has no such file
 
 
 @dataclass
 class Report(Counts):
-    """The counts of all tasks.
+    """The counts of all tasks."""
 
-    Attributes:
-        tasks: how many there were.
-        error_files: where error rows are.
-    """
-
-    tasks: int = 0
-    error_files: list[str] = field(default_factory=list)
+    tasks: int = 0  # how many there were
+    error_files: list[str] = field(default_factory=list)  # where error rows are
 
 
 _ADDED = tuple(each.name for each in fields(Counts) if each.name not in ("dry_run", "first_errors"))

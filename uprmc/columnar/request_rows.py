@@ -3,8 +3,6 @@
 Note: an expiry of at most 30 days counts from the moment the node gets it, as memcached
 has it. So a time to live is sent as it is up to there and as Unix time above, and an absolute time
 that small is an error.
-
-Source: reference memcached, sections 2.1, 2.3 and 4.1; reference UPR, section 6.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 All heads of a batch are packed at once by numpy, as the records say; then each row costs
 three slices, one checksum and one concatenation. A frame's opaque is its place in its piece: that
 is how an answer finds its row, however the rows are spread over nodes and windows.
-
-Source: reference memcached, sections 2.1, 2.3 and 4.1; reference UPR, section 6.
 """
 
 from __future__ import annotations
@@ -52,27 +50,17 @@ _FAR_AHEAD_S = 12 * 3_600
 
 @dataclass
 class Piece:
-    """Some rows as requests.
+    """Some rows as requests."""
 
-    Attributes:
-        frames: a request for each row that can be written, in the order of the rows.
-        keys: their keys.
-        vbuckets: where they belong.
-        rows: the number of each one's row in the task.
-        errors: rows that cannot be written.
-        skipped: rows without value, if those are passed over.
-        bytes: of keys and values in `frames`.
-        outcomes: by place, what came of requests that were carried out but not applied; names of
-            counters of the report.
-    """
-
-    frames: list[bytes]
-    keys: list[bytes]
-    vbuckets: Array
-    rows: Array
-    errors: list[ErrorRow] = field(default_factory=list)
-    skipped: int = 0
-    bytes: int = 0
+    frames: list[bytes]  # a request for each row that can be written, in the order of the rows
+    keys: list[bytes]  # their keys
+    vbuckets: Array  # where they belong
+    rows: Array  # the number of each one's row in the task
+    errors: list[ErrorRow] = field(default_factory=list)  # rows that cannot be written
+    skipped: int = 0  # rows without value, if those are passed over
+    bytes: int = 0  # of keys and values in `frames`
+    # by place, what came of requests that were carried out but not applied; names of counters of
+    # the report.
     outcomes: dict[int, str] = field(default_factory=dict)
 
 

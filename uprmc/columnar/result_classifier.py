@@ -12,8 +12,6 @@
 
 Note: between the refusal of an insert and the look at what took its place, that document
 may have gone. Then the insert is tried again.
-
-Source: reference spark, section 7.
 """
 
 from __future__ import annotations

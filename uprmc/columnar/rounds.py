@@ -10,8 +10,6 @@ piece, because a piece ends before the next begins.
 
 Note: limits count from the last progress, not from the beginning. A node that takes a few
 rows at a time is slow, not dead.
-
-Source: reference spark, section 7.
 """
 
 from __future__ import annotations
@@ -34,17 +32,12 @@ from uprmc.remote.retry import Backoff, Left, RetryPolicy, until_done
 
 
 class Requests(NamedTuple):
-    """What is asked.
+    """What is asked."""
 
-    Attributes:
-        frames: whole requests; the opaque of each is its place.
-        keys: what orders them: equal keys keep their order. Empty = nothing is ordered.
-        vbuckets: where each belongs.
-    """
-
-    frames: Sequence[bytes]
+    frames: Sequence[bytes]  # whole requests; the opaque of each is its place
+    # what orders them: equal keys keep their order. Empty = nothing is ordered.
     keys: Sequence[bytes]
-    vbuckets: np.ndarray
+    vbuckets: np.ndarray  # where each belongs
 
 
 class Rounds:

@@ -2,8 +2,6 @@
 
 Spark checks the first batch only: a later one that differs dies with a low-level error. So there is
 one place where names become types, and everything else asks here.
-
-Source: Spark reference, section 4.
 """
 
 from __future__ import annotations

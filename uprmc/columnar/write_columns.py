@@ -30,17 +30,11 @@ _VIEWS = (pa.string_view(), pa.binary_view())
 
 @dataclass(frozen=True)
 class Bytes:
-    """A column of keys or values.
+    """A column of keys or values."""
 
-    Attributes:
-        data: what all rows' bytes lie in, one after the other.
-        starts: where each row's begin; one more for the end of the last.
-        null: which rows have none.
-    """
-
-    data: bytes
-    starts: Array
-    null: Array
+    data: bytes  # what all rows' bytes lie in, one after the other
+    starts: Array  # where each row's begin; one more for the end of the last
+    null: Array  # which rows have none
 
     @property
     def sizes(self) -> Array:
@@ -54,17 +48,11 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column of numbers.
+    """A column of numbers."""
 
-    Attributes:
-        values: unsigned; of no meaning where there is none or it is out of range.
-        null: which rows have none.
-        wrong: which rows are out of range.
-    """
-
-    values: Array
-    null: Array
-    wrong: Array
+    values: Array  # unsigned; of no meaning where there is none or it is out of range
+    null: Array  # which rows have none
+    wrong: Array  # which rows are out of range
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array | None:

@@ -6,8 +6,6 @@ not in here but behind `Access`, which says where they are.
 Note: `retries` counts rounds that brought nothing. Its default does not bite before
 `retry_deadline_s` does, because ten tries of at most half a second would be over before a node that
 was restarted answers again.
-
-Source: reference spark, section 7.
 """
 
 from __future__ import annotations

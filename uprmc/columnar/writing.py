@@ -14,8 +14,6 @@ errors, never left out in silence.
 
 Note: a writer that raised has done some of its rows, which is not taken back. A task
 is repeated as a whole; every mode but insert of what others write too then ends in the same state.
-
-Source: reference spark, section 7.
 """
 
 from __future__ import annotations

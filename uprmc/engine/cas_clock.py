@@ -15,8 +15,6 @@ is a day ahead (`AHEAD_MAX_S`).
 Note: a wall clock that is wrong for a while must not move the counter for good, because peers would
 refuse all later versions. So the clock is not believed when it leaps ahead of the time that has
 passed (`Timeline`). What was given out is never taken back: time catches up with it.
-
-Source: contracts of the systems to come, section 3.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ promotions: FAILOVER, SET_VBUCKET to active where it was not active, and the han
 takeover. Nothing else raises it, not even a restart or a crash, and nothing lowers it. It
 accompanies the failover log: into the vBucket's header in the same commit, and to replicas.
 
-Source: seed 000 "Failover Log"; UPR reference, section 3.1; acceptance rows D11, D12; contracts of
-the systems to come, section 1.
+Rows D11, D12.
 """
 
 from __future__ import annotations

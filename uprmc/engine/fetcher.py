@@ -10,8 +10,6 @@ not put into the table, which contains no tombstones that are on disk. It is kep
 `finish` wakes those who asked, and used only while it must be true. A tombstone leaves the table
 with `VBucket.persisted`. So as long as the history and the persisted seqno are the same as when the
 view was opened, the view is right about keys that are not in the table.
-
-Source: `reference/systems.md` (f), background fetch.
 """
 
 from __future__ import annotations
@@ -52,20 +50,17 @@ class _Answer(NamedTuple):
 
 @dataclass(slots=True)
 class Fetch:
-    """One round of reading.
-
-    Attributes:
-        found: records that were found in the store.
-        unread: what could not be read, and why; the rest of the round is not affected.
-        answers: callers that wait for the result.
-    """
+    """One round of reading."""
 
     view: StoreView
     requests: list[_Request]
     wanted: list[Wanted]
     persisted: dict[int, tuple[FailoverLog, int]]
+    # records that were found in the store.
     found: dict[Wanted, bytes | None] = field(default_factory=dict)
+    # what could not be read, and why; the rest of the round is not affected.
     unread: dict[Wanted, StoreError] = field(default_factory=dict)
+    # callers that wait for the result.
     answers: deque[tuple[Callable[[bool], None], bool]] = field(default_factory=deque)
 
 

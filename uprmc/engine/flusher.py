@@ -27,7 +27,7 @@ later than the loss that it describes. A vBucket that is created with the number
 needs nothing: it begins with a reset, which deletes the old records in the same commit that writes
 the new header.
 
-Source: seed 000 "How items in the partition write queue flow to couchstore"; rows D21 to D23.
+Rows D21 to D23.
 """
 
 from __future__ import annotations
@@ -70,18 +70,12 @@ SETTLE_ITEMS = 256
 
 
 class Begun(NamedTuple):
-    """A vBucket whose header is in the flush, even if the vBucket changes in the meantime.
-
-    Attributes:
-        table: the table of its history when the flush was begun.
-        header: what is stored if that history ends before its items are taken.
-        reset: whether the store must delete what precedes that history.
-    """
+    """A vBucket whose header is in the flush, even if the vBucket changes in the meantime."""
 
     vbucket: VBucket
-    table: Table
-    header: VBucketHeader
-    reset: bool
+    table: Table  # the table of its history when the flush was begun
+    header: VBucketHeader  # what is stored if that history ends before its items are taken
+    reset: bool  # whether the store must delete what precedes that history
 
     @classmethod
     def of(cls, vbucket: VBucket) -> Self:
@@ -92,18 +86,13 @@ class Begun(NamedTuple):
 
 @dataclass(slots=True)
 class Part:
-    """One vBucket's share of a flush.
-
-    Attributes:
-        table: the table of the history that it belongs to.
-        queue: where the records come from; ``None`` = only the header of an ended history.
-        cursor: the view that they come from; ``None`` = all that was in the queue.
-    """
+    """One vBucket's share of a flush."""
 
     vbucket: VBucket
-    table: Table
+    table: Table  # the table of the history that it belongs to
+    # where the records come from; ``None`` = only the header of an ended history.
     queue: WriteQueue | None
-    cursor: Cursor | None
+    cursor: Cursor | None  # the view that they come from; ``None`` = all that was in the queue
     records: list[bytes]
     upto: int
     snapshot: SnapshotRange
@@ -145,21 +134,14 @@ class Flush:
 
 @dataclass(slots=True)
 class Cursor:
-    """How far one view of one queue has been written.
-
-    Attributes:
-        start: the persisted seqno when the view was opened.
-        whole: the end of the last complete snapshot that was persisted then.
-        snapshot: the range to which the view's newest items belong.
-        position: the seqno up to which the view has been written.
-    """
+    """How far one view of one queue has been written."""
 
     queue: WriteQueue
     view: QueueView
-    start: int
-    whole: int
-    snapshot: SnapshotRange
-    position: int
+    start: int  # the persisted seqno when the view was opened
+    whole: int  # the end of the last complete snapshot that was persisted then
+    snapshot: SnapshotRange  # the range to which the view's newest items belong
+    position: int  # the seqno up to which the view has been written
 
     def snapshot_at(self, seqno: int) -> SnapshotRange:
         """Return the range to store in a commit that ends at `seqno`."""

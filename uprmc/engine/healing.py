@@ -35,15 +35,10 @@ Ask = Callable[[int, bytes, Callable[[Item | None], None]], bool]
 
 @dataclass(slots=True)
 class _Case:
-    """One damaged record.
+    """One damaged record."""
 
-    Attributes:
-        due: when to do something about it, in seconds of the monotonic clock.
-        writing: whether a commit is to heal it.
-    """
-
-    due: float = 0.0
-    writing: bool = False
+    due: float = 0.0  # when to do something about it, in seconds of the monotonic clock
+    writing: bool = False  # whether a commit is to heal it
 
 
 class Healer:

@@ -31,8 +31,6 @@ begins another timetable when there are too many.
 **Leftovers**: to free a table of a million items takes a fifth of a second, all at once, in the
 turn in which the last reference goes. So code that discards a large table or list puts it here, and
 housekeeping runs `steps` while others have their turns.
-
-Source: memcached reference, section 4.1; systems reference, (f).
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ is not read again. A consumer without a watermark that was absent for longer tha
 over, because it may have missed a deletion. So as long as such consumers are served, the age is
 three days by default.
 
-Source: systems reference, a.4 to a.6; UPR reference, sections 6 (COMPACT_DB) and 7; rows X03, X04,
-X07, X17, X22.
+Rows X03, X04, X07, X17, X22.
 """
 
 from __future__ import annotations
@@ -125,44 +124,27 @@ class PurgeLimits:
 
 @dataclass(slots=True)
 class Scan:
-    """One look into the store.
-
-    Attributes:
-        limit: how far to look.
-        most: how many tombstones to look for.
-        after: the last seqno examined.
-        found: tombstones to drop, by rising seqno.
-        first_left: the lowest seqno of a tombstone that stays.
-        oldest_left: when the oldest tombstone that stays was created.
-        exhausted: everything up to the limit has been examined.
-    """
+    """One look into the store."""
 
     view: StoreView
     vbucket: int
     rule: PurgeRule
-    limit: int
-    most: int
-    after: int
-    found: list[Record] = field(default_factory=list)
-    first_left: int = SEQNO_MAX
-    oldest_left: int = SEQNO_MAX
-    exhausted: bool = False
+    limit: int  # how far to look
+    most: int  # how many tombstones to look for
+    after: int  # the last seqno examined
+    found: list[Record] = field(default_factory=list)  # tombstones to drop, by rising seqno
+    first_left: int = SEQNO_MAX  # the lowest seqno of a tombstone that stays
+    oldest_left: int = SEQNO_MAX  # when the oldest tombstone that stays was created
+    exhausted: bool = False  # everything up to the limit has been examined
 
 
 class Request(NamedTuple):
-    """A compaction that is asked for.
+    """A compaction that is asked for."""
 
-    Attributes:
-        number: the vBucket.
-        rule: which tombstones are to be dropped.
-        done: called at the end.
-        after: records up to this seqno need not be examined.
-    """
-
-    number: int
-    rule: PurgeRule
-    done: Waiter
-    after: int
+    number: int  # the vBucket
+    rule: PurgeRule  # which tombstones are to be dropped
+    done: Waiter  # called at the end
+    after: int  # records up to this seqno need not be examined
 
 
 class Compaction:

@@ -22,8 +22,7 @@ read. The code that grows it shuts the gate, asks all readers to close their vie
 gate again when the store has grown. Without the gate those readers would be back before the last
 reading in a worker thread is over, and the store might never grow.
 
-Source: seed 000, "how a client is served"; seed 003; design, decisions 8 and 12; rows D40 to D42;
-Spark reference, section 3.
+Rows D40 to D42.
 """
 
 from __future__ import annotations

@@ -39,8 +39,7 @@ history of this node.
   recorded as one beyond the newest seqno, so that memory and disk show an incomplete snapshot, and
   `VBucket.complete_snapshot` ends it.
 
-Source: UPR reference, sections 3.2, 3.4, 5; TAP reference, sections 9 and 11; design, decision 10
-and "history" (D11, D53); rows D51, P10.
+Rows D51, P10.
 """
 
 from __future__ import annotations
@@ -161,25 +160,17 @@ def take_history(vbucket: VBucket, log: Sequence[FailoverEntry], term: int = 0) 
 
 
 class Rewind(NamedTuple):
-    """The answers of the active node.
+    """The answers of the active node."""
 
-    Attributes:
-        seqno: the seqno to go back to, as `target` returned it.
-        log: its complete failover log.
-        versions: its newest versions of lost keys that lie at or below `seqno`, with values;
-            tombstones too.
-        later_seqno: the highest seqno of its versions of lost keys that are above, 0 = none.
-        purge_seqno: its purge seqno, 0 if unknown. It may lack a lost key because it has dropped
-            the deletion, which was at or below `seqno`.
-        term: the term of its log, 0 if it knows none.
-    """
-
-    seqno: int
-    log: FailoverLog
+    seqno: int  # the seqno to go back to, as `target` returned it
+    log: FailoverLog  # its complete failover log
+    # its newest versions of lost keys that lie at or below `seqno`, with values; tombstones too.
     versions: Sequence[Item]
-    later_seqno: int
+    later_seqno: int  # the highest seqno of its versions of lost keys that are above, 0 = none
+    # its purge seqno, 0 if unknown. It may lack a lost key because it has dropped the deletion,
+    # which was at or below `seqno`.
     purge_seqno: int = 0
-    term: int = 0
+    term: int = 0  # the term of its log, 0 if it knows none
 
 
 def target(vbucket: VBucket, seqno: int) -> int:

@@ -5,8 +5,6 @@ command. Times are counts in powers of two of microseconds. The rules have no cl
 measured here: code that does the work and has a clock (drivers, the statistics themselves) reports
 how long it took. Commands on documents are timed by samples, see `server.op_times`: each would pay
 for two readings of the clock.
-
-Source: UPR reference 6.1, group ``timings``.
 """
 
 from __future__ import annotations
@@ -141,23 +139,19 @@ class Histogram:
 
 @dataclass(slots=True)
 class Timings:
-    """What is measured, by the names that tools know.
+    """What is measured, by the names that tools know."""
 
-    Attributes:
-        bg_wait: a round of reading ejected values waits until it begins.
-        bg_load: that round, until its values are in memory.
-        disk_commit: one commit in the worker thread, growing the store's map included.
-        backfill: one reading of the disk by a stream, begin to end.
-        barrier: a barrier cookie, from its arrival to its return.
-        get_stats_cmd: making one group of statistics.
-    """
-
+    # a round of reading ejected values waits until it begins.
     bg_wait: Histogram = field(default_factory=Histogram)
+    # that round, until its values are in memory.
     bg_load: Histogram = field(default_factory=Histogram)
+    # one commit in the worker thread, growing the store's map included.
     disk_commit: Histogram = field(default_factory=Histogram)
+    # one reading of the disk by a stream, begin to end.
     backfill: Histogram = field(default_factory=Histogram)
+    # a barrier cookie, from its arrival to its return.
     barrier: Histogram = field(default_factory=Histogram)
-    get_stats_cmd: Histogram = field(default_factory=Histogram)
+    get_stats_cmd: Histogram = field(default_factory=Histogram)  # making one group of statistics
 
     def items(self) -> Iterator[tuple[str, Histogram]]:
         """Yield (name, histogram) of everything that is measured."""

@@ -9,7 +9,7 @@ The count follows the commits: each tells which seqnos its records have replaced
 for it. Warm-up counts what was there before. A tombstone takes 4 bytes here, and each run of 4,096
 seqnos that has one about 200.
 
-Source: contracts of the systems to come, section 2; row X03.
+Row X03.
 """
 
 from __future__ import annotations
@@ -41,20 +41,13 @@ class PurgeRule(NamedTuple):
     A bound of 0 counts as absent; the bounds that are given must all hold. Without any bound
     nothing is dropped. ep-engine has the same rule, except that its purge-before-seq alone dropped
     nothing.
-
-    Attributes:
-        before_s: tombstones of deletions before this Unix time.
-        upto_seqno: tombstones with this seqno or a lower one.
-        every: all tombstones, whatever the bounds.
-        aged: `before_s` is what the node's own age says when the compaction begins.
-        forced: watermarks are ignored.
     """
 
-    before_s: int = 0
-    upto_seqno: int = 0
-    every: bool = False
-    aged: bool = False
-    forced: bool = False
+    before_s: int = 0  # tombstones of deletions before this Unix time
+    upto_seqno: int = 0  # tombstones with this seqno or a lower one
+    every: bool = False  # all tombstones, whatever the bounds
+    aged: bool = False  # `before_s` is what the node's own age says when the compaction begins
+    forced: bool = False  # watermarks are ignored
 
     def bounds(self) -> tuple[int, int]:
         """Return the time before which, and the seqno up to which, tombstones are dropped."""
@@ -66,26 +59,17 @@ class PurgeRule(NamedTuple):
 
 
 class Compacted(NamedTuple):
-    """What a compaction did to a vBucket.
-
-    Attributes:
-        start: the purge seqno before.
-        end: the purge seqno after.
-        dropped: number of tombstones that were dropped.
-        limited_by: see `watermarks.rows.Limit`.
-        examined: up to where tombstones were looked for.
-        first_left: the lowest seqno of a tombstone that stays, of those that were examined.
-        oldest_left: the lowest time of deletion of these tombstones.
-    """
+    """What a compaction did to a vBucket."""
 
     vbucket: int
-    start: int
-    end: int = 0
-    dropped: int = 0
-    limited_by: bytes | str | None = None
-    examined: int = 0
+    start: int  # the purge seqno before
+    end: int = 0  # the purge seqno after
+    dropped: int = 0  # number of tombstones that were dropped
+    limited_by: bytes | str | None = None  # see `watermarks.rows.Limit`
+    examined: int = 0  # up to where tombstones were looked for
+    # the lowest seqno of a tombstone that stays, of those that were examined.
     first_left: int = SEQNO_MAX
-    oldest_left: int = SEQNO_MAX
+    oldest_left: int = SEQNO_MAX  # the lowest time of deletion of these tombstones
 
 
 def shown(id: bytes | str | None) -> str | None:

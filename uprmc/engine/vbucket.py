@@ -20,8 +20,6 @@ lookup of `core.records` itself, because the hot path of a GET is one call of it
 the vBucket in its present form has ended, and to `waiting`, to learn once of the next change.
 
 **Counters** are as memcached keeps them: decimal text, 64 bits, perhaps padded with blanks.
-
-Source: memcached reference, section 2.6 for counters.
 """
 
 from __future__ import annotations
@@ -286,15 +284,10 @@ _unpack_front, _pack_front, _pack_tail = FRONT.unpack_from, FRONT.pack, TAIL.pac
 
 
 class Forgetting(NamedTuple):
-    """What the next commit must delete of a vBucket that was rolled back.
+    """What the next commit must delete of a vBucket that was rolled back."""
 
-    Attributes:
-        above: every record above this seqno.
-        keys: the records of these keys, whatever their seqno.
-    """
-
-    above: int
-    keys: frozenset[bytes]
+    above: int  # every record above this seqno
+    keys: frozenset[bytes]  # the records of these keys, whatever their seqno
 
 
 class StoreMode(IntEnum):

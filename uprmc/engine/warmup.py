@@ -7,7 +7,7 @@ read together. Clients are admitted when all of this is done.
 
 The work is a generator, so that its driver can let others run between steps.
 
-Source: `reference/systems.md` (f), warm-up states; row D11 for the clean mark.
+Row D11.
 """
 
 from __future__ import annotations
@@ -48,19 +48,12 @@ class WarmupState(Enum):
 
 
 class Origin(NamedTuple):
-    """A vBucket as it was when the node started; changes since then are counted from here.
+    """A vBucket as it was when the node started; changes since then are counted from here."""
 
-    Attributes:
-        state: its state.
-        uuid: its history.
-        high_seqno: its newest change.
-        item_count: its documents; 0 until they are loaded.
-    """
-
-    state: VBucketState
-    uuid: int
-    high_seqno: int
-    item_count: int
+    state: VBucketState  # its state
+    uuid: int  # its history
+    high_seqno: int  # its newest change
+    item_count: int  # its documents; 0 until they are loaded
 
 
 class Warmup:

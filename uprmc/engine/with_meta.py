@@ -22,9 +22,6 @@ revision would rise by one, and it would refuse a newer version that its other c
 without the other. Every place decides alone, and all must decide alike, so the rule uses only the
 two versions and where each was first accepted. Numbers in records are big-endian, so their bytes
 compare as they do.
-
-Source: UPR reference, section 6; systems reference b.3; contracts of the systems to come,
-section 3.
 """
 
 from __future__ import annotations
@@ -118,22 +115,16 @@ _NANOS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the sender demands of the present version.
+    """What the sender demands of the present version."""
 
-    Attributes:
-        cas: 0, or the CAS it must have. It may be the CAS of a tombstone: this is how a sender
-            makes sure that nothing has changed since it asked for the metadata.
-        add: whether there must be no document.
-        skip_conflicts: whether the incoming version wins in any case.
-        regenerate_cas: whether it gets a new CAS of this node instead of its own.
-        any_cas: whether its CAS may be far in the future: a node with a wrong clock has given it
-            out, and a backup of it is to be restored.
-    """
-
+    # 0, or the CAS it must have. It may be the CAS of a tombstone: this is how a sender makes sure
+    # that nothing has changed since it asked for the metadata.
     cas: int = 0
-    add: bool = False
-    skip_conflicts: bool = False
-    regenerate_cas: bool = False
+    add: bool = False  # whether there must be no document
+    skip_conflicts: bool = False  # whether the incoming version wins in any case
+    regenerate_cas: bool = False  # whether it gets a new CAS of this node instead of its own
+    # whether its CAS may be far in the future: a node with a wrong clock has given it out, and a
+    # backup of it is to be restored.
     any_cas: bool = False
 
 

@@ -18,7 +18,7 @@ Entries live in short segments, ``SortedDict[seqno >> SEGMENT_BITS -> Segment]``
 between segments by the sorted dict. The last segment, into which every change goes, is a field of
 the base class, which `core.fronts` has in both forms.
 
-Source: seed 000, "Write Queue/Immutable Tree"; acceptance rows D07, D08, D18, D22.
+Rows D07, D08, D18, D22.
 """
 
 from __future__ import annotations

@@ -22,9 +22,6 @@ XDCR: verbs about links to other clusters, on any binary connection.
 
 The key is the verb, the value a JSON object with what it takes, the answer a JSON value. A refusal
 contains a text that says what to do. The bytes are our own, see ``docs/extensions.md``.
-
-Source: UPR reference, section 6; Couchbase SDK reference, sections 1 and 2; TAP reference 7;
-ep-engine's `cbepctl` for names and units of parameters.
 """
 
 from __future__ import annotations

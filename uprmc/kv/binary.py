@@ -10,8 +10,6 @@ Quiet forms are the same functions: `BinarySession.succeed` and `miss` know when
 
 No command is answered twice. A command whose value is only on disk raises before it changes
 anything; its frame stays in the input and is carried out again once the value has been read.
-
-Source: memcached reference, section 2.
 """
 
 from __future__ import annotations

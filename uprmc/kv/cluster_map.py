@@ -2,8 +2,6 @@
 
 A manager may set one. Until then a node describes itself: one node that has every active vBucket.
 ``$HOST`` stands for the host to which the client has connected.
-
-Source: Couchbase SDK reference, sections 1 and 2.
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@ SASL on a binary connection: SASL_LIST_MECHS, SASL_AUTH and SASL_STEP.
 
 Where nobody logs in, all three are unknown commands, so that clients continue without a login.
 After a success another session carries the conversation on, which knows what the user may do.
-
-Source: memcached reference 2.3 to 2.10; UPR reference 2 and 6; SDK reference 1.1; RFC 4616, 5802,
-7677.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Commands of the binary protocol on documents: reading, changing, locks, metadata, OBSERVE.
 
 Those with metadata are for replication by other programs.
-
-Source: memcached reference 2.3 to 2.9; UPR reference 2.13 and 6; systems reference (b) for conflict
-resolution.
 """
 
 from __future__ import annotations

@@ -15,8 +15,6 @@ these exceptions:
 * The marks (stale, won) are gone when the document changes in any way; see `engine.bucket`.
 
 Refusals of the engine that have no meta reply of their own are raised.
-
-Source: memcached reference, section 3.7, and measurements.
 """
 
 from __future__ import annotations

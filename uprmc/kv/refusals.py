@@ -6,8 +6,6 @@ that negotiated XERROR get the status for locks.
 
 Refusals of replication commands contain the text of the error, which tells operators what to do,
 and so does one because of the disk; other clients need only the status.
-
-Source: memcached reference 2.2; UPR reference 1.2 and 6; Couchbase SDK reference 5.5.
 """
 
 from __future__ import annotations

@@ -4,8 +4,6 @@ What managers set on a running node: the session token, the cluster map, paramet
 
 All of a node's conversations share one `Control`. It does not survive a stop of the node: managers
 set it again, and the epoch of the map that a node makes on its own shows that the map is new.
-
-Source: UPR reference, section 6; Couchbase SDK reference, section 2.
 """
 
 from __future__ import annotations
@@ -54,19 +52,13 @@ class Crawler:
 
 @dataclass(slots=True)
 class Control:
-    """What managers have set on a running node.
+    """What managers have set on a running node."""
 
-    Attributes:
-        cluster_map: what GET_CLUSTER_CONFIG answers.
-        expire_every: sets the interval, in seconds, at which the node looks for expired documents.
-        token: number of the manager's session, 0 = none was set.
-        crawler: what ``lru_crawler`` has set.
-    """
-
-    cluster_map: ClusterMap = field(default_factory=ClusterMap)
+    cluster_map: ClusterMap = field(default_factory=ClusterMap)  # what GET_CLUSTER_CONFIG answers
+    # sets the interval, in seconds, at which the node looks for expired documents.
     expire_every: Callable[[float], None] = _nothing
-    token: int = 0
-    crawler: Crawler = field(default_factory=Crawler)
+    token: int = 0  # number of the manager's session, 0 = none was set
+    crawler: Crawler = field(default_factory=Crawler)  # what ``lru_crawler`` has set
 
     def check_token(self, cas: int) -> None:
         """Accept a command whose header CAS is the session token, or 0.
@@ -189,43 +181,30 @@ class XdcrGuest(Protocol):
 
 @dataclass(slots=True)
 class Services:
-    """See the fields.
+    """See the fields."""
 
-    Attributes:
-        bucket: the data.
-        settings: limits of a conversation.
-        version: what the version command answers.
-        stats: a group's statistics by the words after ``stats``, ``None`` if there is no such
-            group. Raises `CommandError` for a malformed argument.
-        reset_stats: ``stats reset``.
-        set_verbosity: how much to log, 0 to 2.
-        report_misuse: called with a short reason when a peer breaks the protocol so that its
-            connection ends; counts and logs it, once per connection.
-        upr: what UPR connections share.
-        replication: replication from other nodes; ``None`` if this node opens no connections.
-        control: settings of managers.
-        tap: the TAP adapter; ``None`` = TAP is off.
-        xdcr: links to other clusters; ``None`` = this node opens no connections.
-        pads_counters: a counter's text keeps at least its length, as in memcached.
-        pause: calls something after a number of seconds; ``None`` = there are no timers.
-        door: who is at the other end; ``None`` = everybody may do everything.
-    """
-
-    bucket: Bucket
-    settings: KvSettings
-    version: bytes
+    bucket: Bucket  # the data
+    settings: KvSettings  # limits of a conversation
+    version: bytes  # what the version command answers
+    # a group's statistics by the words after ``stats``, ``None`` if there is no such group. Raises
+    # `CommandError` for a malformed argument.
     stats: Callable[[str], StatRows | None]
-    reset_stats: Callable[[], None]
-    set_verbosity: Callable[[int], None]
+    reset_stats: Callable[[], None]  # ``stats reset``
+    set_verbosity: Callable[[int], None]  # how much to log, 0 to 2
+    # called with a short reason when a peer breaks the protocol so that its connection ends; counts
+    # and logs it, once per connection.
     report_misuse: Callable[[str], None]
-    upr: Hub
+    upr: Hub  # what UPR connections share
+    # replication from other nodes; ``None`` if this node opens no connections.
     replication: Replication | None = None
-    control: Control = field(default_factory=Control)
-    tap: TapGuest | None = None
+    control: Control = field(default_factory=Control)  # settings of managers
+    tap: TapGuest | None = None  # the TAP adapter; ``None`` = TAP is off
+    # links to other clusters; ``None`` = this node opens no connections.
     xdcr: XdcrGuest | None = None
-    pads_counters: bool = True
+    pads_counters: bool = True  # a counter's text keeps at least its length, as in memcached
+    # calls something after a number of seconds; ``None`` = there are no timers.
     pause: Callable[[float, Callable[[], None]], object] | None = None
-    door: Door | None = None
+    door: Door | None = None  # who is at the other end; ``None`` = everybody may do everything
 
     def most_value_bytes(self, key_bytes: int) -> int:
         """Return how long the value of a key of this length may be."""

@@ -21,9 +21,6 @@ A text conversation before its login, which is a ``set`` whose data are name and
 
 Key, flags and expiry time may be anything, and are ignored. Everything else is refused until then,
 except ``version`` and ``quit``. As with SASL PLAIN, nobody must be able to listen.
-
-Source: memcached reference, sections 3 and 3.4; memcached's protocol.txt, section "Authentication",
-and its option ``-Y``.
 """
 
 from __future__ import annotations

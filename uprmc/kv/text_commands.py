@@ -14,9 +14,6 @@ Lines end as in memcached: those of ``metadump`` in a bare newline.
 **stats**: the node supplies the content of the general groups. Three forms are answered here
 because they are commands in disguise: ``reset``, ``detail`` and ``cachedump``. There are no slabs,
 so ``cachedump`` finds every document in class 1.
-
-Source: memcached reference, sections 3.2 to 3.6, and measurements of 1.6.18; ``mgdump``, which that
-version lacks, from memcached's protocol.txt.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ So there is an answer for every `ANSWERED_AT_ONCE` of them, and others have thei
 Reports that only raise watermarks, or make rows that nothing is against, take a few microseconds
 each; many of them are taken in one turn, and fewer of the others.
 
-Source: UPR reference 2 and 8; docs/extensions.md.
+See `docs/extensions.md`.
 """
 
 from __future__ import annotations

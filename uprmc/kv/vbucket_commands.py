@@ -12,8 +12,7 @@ them: a restore reports the same facts to an active vBucket as an active vBucket
 replicas. They are answered when their effect is done and on disk, and refusals contain a text that
 says what to do; see `upr.follow.replication`.
 
-Source: UPR reference, section 6; contracts, section 2 (`uprmc compact`); design, decision 12;
-``docs/extensions.md`` for the bytes of our own.
+See `docs/extensions.md`.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Layouts are declared with construct. Fixed ones have a derived `struct.Struct` next to them, named
 in capitals, that hot code packs and unpacks with; variable ones have an encoder and a decoder for
 plain values. `shapes` decides which frames are answered at all.
-
-Source: memcached reference, sections 2.2, 2.3 and 2.7; UPR reference, sections 2.13 and 6.
 """
 
 from __future__ import annotations

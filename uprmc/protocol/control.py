@@ -3,7 +3,7 @@
 A peer says by CONTROLs how it wants to be served. A key that is not understood is refused with
 "invalid arguments", as every generation of servers does, and the peer goes on without it.
 
-Source: UPR reference 2.11 and 7; docs/extensions.md.
+See `docs/extensions.md`.
 """
 
 from __future__ import annotations

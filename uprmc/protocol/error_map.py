@@ -2,8 +2,6 @@
 
 Clients of Couchbase that were granted XERROR ask for it when they connect, and do without the
 connection if it is refused. Keys are statuses in hexadecimal.
-
-Source: Couchbase SDK reference, sections 1 and 4.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ is extras, key, value; the body length counts all three.
 Hot code uses the bound functions `unpack_request` (a buffer and an offset) and `pack_response`.
 Frames as objects, `encode_request`, `encode_response` and the construct packets `Request` and
 `Response` are for tests, tools and clients.
-
-Source: memcached reference, section 2.1.
 """
 
 from __future__ import annotations

@@ -2,8 +2,6 @@
 
 Layouts are declared with construct; fixed ones have their derived struct in capitals, variable ones
 an encoder and a decoder for plain values.
-
-Source: UPR reference, section 6.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 Numbers are the wire's. They are `IntEnum` members, so they index tables and compare with the plain
 integers that come out of a header without a conversion. At the end is the rule by which a request
 is answered at all, from its header alone.
-
-Source: memcached reference, sections 2.1 to 2.4 and 2.7; UPR reference, sections 1.2, 2, 6 and 7.
 """
 
 from __future__ import annotations
@@ -443,8 +441,6 @@ def shape_error(
     The checks are in memcached's order: lengths that contradict each other, a key that is too long
     (for any opcode), an unknown opcode, a body of the wrong layout. After an unknown command
     exactly its body must be dropped.
-
-    Source: memcached reference, sections 2.2, 2.3 and 2.7.
     """
     value_length = body_length - extras_length - key_length
     if value_length < 0:

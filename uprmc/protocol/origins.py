@@ -7,7 +7,7 @@ versions that came to it from elsewhere: for any other one, the failover log and
 In a MUTATION and in a *_WITH_META it follows the value, and `nmeta` is its length. In a DELETION or
 EXPIRATION it follows the key, in each form of these, whether the form has an `nmeta` or not.
 
-Source: UPR reference 2.8; ``docs/extensions.md``, Origins.
+See `docs/extensions.md`, Origins.
 """
 
 from __future__ import annotations

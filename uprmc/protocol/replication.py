@@ -1,6 +1,6 @@
 """Bodies of our own commands that operate replication: REPLICATE, TAKEOVER, FAILOVER, GET_VERSION.
 
-Source: issue "Replicas, failover"; the bytes are our own, see ``docs/extensions.md``.
+See `docs/extensions.md`.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ those of items; checkpoints have them too, with 0 in the fields for items.
 
 Layouts are declared with construct, each with its derived struct in capitals; `TapMutationFrame`
 and `TapDeleteFrame` are header, extras and section of the messages that a stream consists of.
-
-Source: TAP reference, sections 2 to 4.
 """
 
 from __future__ import annotations

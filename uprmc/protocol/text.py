@@ -6,8 +6,6 @@ the order of replies belong to the session. Meta commands are in `text_meta`, th
 `text_replies`.
 
 Note: a refused line that ends in ``noreply`` is not answered.
-
-Source: memcached reference, sections 3.1 to 3.6.
 """
 
 from __future__ import annotations

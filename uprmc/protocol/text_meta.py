@@ -4,8 +4,6 @@ A flag is one letter, sometimes followed directly by a value. `MetaFlags` separa
 ask for a return value (`returns`, in the order of the request and the reply) from those that change
 the effect. The session decides which flags have a meaning for which command; others are accepted
 and ignored.
-
-Source: memcached reference, section 3.7.
 """
 
 from __future__ import annotations

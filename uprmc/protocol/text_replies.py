@@ -1,7 +1,4 @@
-"""Every line that the text protocol answers with, in one place, line ends included.
-
-Source: memcached reference, sections 3.2 to 3.7.
-"""
+"""Every line that the text protocol answers with, in one place, line ends included."""
 
 from __future__ import annotations
 

@@ -3,8 +3,6 @@
 Layouts are declared with construct, each with its derived struct in capitals. The frames of a
 backfill also exist as one struct for header and extras (`MUTATION_FRAME` and so on), because a
 stream sends millions of them; `frame_head`, `frame_place` and `snapshot_marker` fill them.
-
-Source: UPR reference, section 2.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A server without them answers "unknown command". None of the frames below is sent on a connection
 that did not enable it with a control key.
 
-Source: seed 000 for what they are for; UPR reference, section 7, for the bytes. Leases: design,
-decision 12.
+Leases: design, decision 12.
 """
 
 from __future__ import annotations

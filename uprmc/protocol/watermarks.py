@@ -1,7 +1,4 @@
-"""Bodies of the messages about watermarks: HWT_REPORT and HWT_READ.
-
-Source: UPR reference, section 7; contracts of the systems to come, section 2.
-"""
+"""Bodies of the messages about watermarks: HWT_REPORT and HWT_READ."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 It is sent only on connections that enabled it with its control key, besides that of watermarks.
 The answer names only what was not accepted.
 
-Source: docs/extensions.md.
+See `docs/extensions.md`.
 """
 
 from __future__ import annotations

@@ -7,8 +7,6 @@ each vBucket is, when a batch was applied, either inside of a snapshot or at the
 
 Only what every consumer needs is read at once: seqnos and keys. The rest is read from the bytes
 when it is asked for, so a batch that is kept keeps all bytes that came with it.
-
-Source: UPR reference 2; house reference 2.
 """
 
 from __future__ import annotations
@@ -48,34 +46,20 @@ class Change(NamedTuple):
 
     What the node did not send is ``None``: a value that was not asked for, and whatever only sets
     or only deletions have. Times are Unix seconds; 0 = never, or not known.
-
-    Attributes:
-        op: ``set``, ``delete`` or ``expire``.
-        vbucket: the vBucket that has changed.
-        seqno: place in the vBucket's order.
-        vb_uuid: the branch of history in which that seqno was given.
-        key: 1 to 250 bytes.
-        value: the body.
-        rev: count of changes of the document.
-        cas: version stamp.
-        flags: 32 bits of the client that wrote it.
-        expiry: when it expires.
-        datatype: bits of `protocol.opcodes.DataType`.
-        deleted_at: when it went.
     """
 
-    op: str
-    vbucket: int
-    seqno: int
-    vb_uuid: int
-    key: bytes
-    value: bytes | None
-    rev: int
-    cas: int
-    flags: int | None = None
-    expiry: int | None = None
-    datatype: int | None = None
-    deleted_at: int | None = None
+    op: str  # ``set``, ``delete`` or ``expire``
+    vbucket: int  # the vBucket that has changed
+    seqno: int  # place in the vBucket's order
+    vb_uuid: int  # the branch of history in which that seqno was given
+    key: bytes  # 1 to 250 bytes
+    value: bytes | None  # the body
+    rev: int  # count of changes of the document
+    cas: int  # version stamp
+    flags: int | None = None  # 32 bits of the client that wrote it
+    expiry: int | None = None  # when it expires
+    datatype: int | None = None  # bits of `protocol.opcodes.DataType`
+    deleted_at: int | None = None  # when it went
 
 
 class Run:

@@ -6,7 +6,7 @@ is reached by the address that was dialled, whatever the entry says: it may be b
 port. Where the dialled host is one of those that ``alternateAddresses`` name, all nodes are reached
 by these.
 
-Source: ``docs/management.md``, cluster map.
+See `docs/management.md`, cluster map.
 """
 
 from __future__ import annotations
@@ -39,25 +39,18 @@ _NONE = -1
 
 
 class ClusterMap(NamedTuple):
-    """The parts of a map that clients use.
+    """The parts of a map that clients use."""
 
-    Attributes:
-        vbuckets: how many there are in all.
-        servers: HOST:PORT of the nodes; ``$HOST`` stands for the host that the client has dialled.
-        terms: the highest known of each vBucket, 0 = unknown; may be shorter than `vbuckets`.
-        this: which of `servers` has given the map, -1 = it does not say.
-        outside: HOST:PORT by which they are reached from elsewhere, ``""`` = not.
-        bucket_uuid: identity of the data, as text; empty = it does not say.
-        owners: which of `servers` has each vBucket active, -1 = none.
-    """
-
-    vbuckets: int
+    vbuckets: int  # how many there are in all
+    # HOST:PORT of the nodes; ``$HOST`` stands for the host that the client has dialled.
     servers: tuple[str, ...]
+    # the highest known of each vBucket, 0 = unknown; may be shorter than `vbuckets`.
     terms: tuple[int, ...] = ()
-    this: int = _NONE
+    this: int = _NONE  # which of `servers` has given the map, -1 = it does not say
+    # HOST:PORT by which they are reached from elsewhere, ``""`` = not.
     outside: tuple[str, ...] = ()
-    bucket_uuid: str = ""
-    owners: tuple[int, ...] = ()
+    bucket_uuid: str = ""  # identity of the data, as text; empty = it does not say
+    owners: tuple[int, ...] = ()  # which of `servers` has each vBucket active, -1 = none
 
     def term(self, vbucket: int) -> int:
         """Return the highest term that the map knows of a vBucket."""

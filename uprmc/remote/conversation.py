@@ -7,8 +7,6 @@
 - `take_frames`: what is sent next.
 
 Nothing here reads a clock or a socket: times are monotonic seconds that callers pass in.
-
-Source: UPR reference 2, 4.6, 4.7.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ questions; whoever hears of nodes one by one hands over what each tells (`told`,
 
 No socket, no clock, and nothing about those who ask.
 
-Source: ``docs/extensions.md``, terms.
+See `docs/extensions.md`, terms.
 """
 
 from __future__ import annotations

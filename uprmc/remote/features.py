@@ -7,7 +7,7 @@ and which of them it cannot do without. A refused HELLO never matters, a refused
 Strict consumers talk to nodes like this one, tolerant ones to any producer since UPR 3.0: these
 do without everything that may be refused.
 
-Source: UPR reference 2.1, 2.11, 7; docs/extensions.md.
+See `docs/extensions.md`.
 """
 
 from __future__ import annotations
@@ -72,21 +72,14 @@ CONTROLS: Mapping[bytes, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """One column of the table.
+    """One column of the table."""
 
-    Attributes:
-        asks: keys of the CONTROLs that are sent, in this order.
-        needs: of these, those whose refusal ends the connection.
-        unnumbered: of these, those that are sent with opaque 0.
-        features: what HELLO asks for.
-        flags: of OPEN.
-    """
-
-    asks: tuple[bytes, ...]
-    needs: frozenset[bytes] = frozenset()
-    unnumbered: frozenset[bytes] = frozenset()
+    asks: tuple[bytes, ...]  # keys of the CONTROLs that are sent, in this order
+    needs: frozenset[bytes] = frozenset()  # of these, those whose refusal ends the connection
+    unnumbered: frozenset[bytes] = frozenset()  # of these, those that are sent with opaque 0
+    # what HELLO asks for.
     features: tuple[Feature, ...] = (Feature.JSON, Feature.XERROR, Feature.TERMS)
-    flags: int = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES
+    flags: int = OpenFlag.PRODUCER | OpenFlag.DELETE_TIMES  # of OPEN
 
     def registering(self, *more: bytes) -> Self:
         """Return the same for a consumer that registers with the watermarks of a node.

@@ -7,7 +7,7 @@ is a state the node ever had only at the end of a snapshot that was read complet
 reader goes back to the newest such boundary at or below N (`newest_boundary`), which may be the
 beginning.
 
-Source: ``docs/streams.md``, rollback; acceptance rows D12 to D14, P10.
+Rows D12 to D14, P10. See `docs/streams.md`, rollback.
 """
 
 from __future__ import annotations

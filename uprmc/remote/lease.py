@@ -3,7 +3,7 @@
 A token is text without blanks: who holds it may read, renew and release. It goes through options,
 offsets and pickle.
 
-Source: ``docs/extensions.md``, leases.
+See `docs/extensions.md`, leases.
 """
 
 from __future__ import annotations

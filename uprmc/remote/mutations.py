@@ -3,8 +3,6 @@
 This is the hot path of every program that follows a node. It takes only what is as it should be:
 whole mutations of the stream, by rising seqno, inside of the snapshot. The first frame that is
 anything else ends a call, and is judged by the rules. Where the core is compiled, its form runs.
-
-Source: UPR reference 2.8; performance reference 13.5.
 """
 
 from __future__ import annotations

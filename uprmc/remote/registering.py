@@ -21,9 +21,6 @@ connection, because a connection owns the rows that it names until it closes. Ho
    refusal ends nothing: what happens to a client whose deletions are gone is said by the answer to
    its stream request. Why that is so stands in `purged` then.
 6. `remove` ends the registration for good.
-
-Source: contracts of the systems to come, section 2; `reference/systems.md` a.1 to a.4; UPR
-reference, section 7.
 """
 
 from __future__ import annotations
@@ -60,19 +57,12 @@ _NAME_MAX = 200
 
 
 class Instance(NamedTuple):
-    """Who is registered.
+    """Who is registered."""
 
-    Attributes:
-        id: made once and kept for life, 1 to 64 bytes; whatever the connections are called.
-        kind: a number of `KIND_NAMES`.
-        lifetime_s: the rows expire after this long without news; 0 = the default of the kind.
-        meta: the client's own bytes, up to 4,096; they are kept in each row.
-    """
-
-    id: bytes
-    kind: int = 0
-    lifetime_s: int = 0
-    meta: bytes = b""
+    id: bytes  # made once and kept for life, 1 to 64 bytes; whatever the connections are called
+    kind: int = 0  # a number of `KIND_NAMES`
+    lifetime_s: int = 0  # the rows expire after this long without news; 0 = the default of the kind
+    meta: bytes = b""  # the client's own bytes, up to 4,096; they are kept in each row
 
 
 def name_tag(name: str) -> bytes:
@@ -81,16 +71,11 @@ def name_tag(name: str) -> bytes:
 
 
 class Purged(NamedTuple):
-    """Why a client must begin at zero: deletions after its position have been purged.
+    """Why a client must begin at zero: deletions after its position have been purged."""
 
-    Attributes:
-        until: deletions up to this seqno have been purged.
-        registered_at: the client's last report; ``None`` = the node remembers none.
-        expired_at: Unix time at which its row expired, ``None`` = it is unknown, or had none.
-    """
-
-    until: int
-    registered_at: int | None = None
+    until: int  # deletions up to this seqno have been purged
+    registered_at: int | None = None  # the client's last report; ``None`` = the node remembers none
+    # Unix time at which its row expired, ``None`` = it is unknown, or had none.
     expired_at: int | None = None
 
     def __str__(self) -> str:

@@ -3,7 +3,7 @@
 A node that has granted `control.REPORTS` takes the reports of many vBuckets in one HWT_REPORTS,
 whose answer names only what was refused. Other nodes get a HWT_REPORT for each vBucket.
 
-Source: UPR reference, section 7; docs/extensions.md.
+See `docs/extensions.md`.
 """
 
 from __future__ import annotations
@@ -59,16 +59,11 @@ class HasAnswer(Protocol):
 
 
 class Told(NamedTuple):
-    """What an answer says.
+    """What an answer says."""
 
-    Attributes:
-        refused: the reports that were not accepted.
-        last: whether no other answer follows. Until then the others are not accepted yet.
-        lifetime_s: of the rows that were accepted, 0 = for ever; ``None`` = it does not say.
-    """
-
-    refused: list[Refused]
-    last: bool = True
+    refused: list[Refused]  # the reports that were not accepted
+    last: bool = True  # whether no other answer follows. Until then the others are not accepted yet
+    # of the rows that were accepted, 0 = for ever; ``None`` = it does not say.
     lifetime_s: int | None = None
 
 

@@ -90,17 +90,11 @@ class RetryPolicy:
 
 
 class Left(NamedTuple):
-    """What a round of requests left undone.
+    """What a round of requests left undone."""
 
-    Attributes:
-        todo: what is to be asked again; empty = all is done.
-        failed: how many of these failed; others may only be repeated for the sake of their order.
-        look: whether to find out first who has what now.
-    """
-
-    todo: Sequence[int]
-    failed: int
-    look: bool
+    todo: Sequence[int]  # what is to be asked again; empty = all is done
+    failed: int  # how many of these failed; others may only be repeated for the sake of their order
+    look: bool  # whether to find out first who has what now
 
 
 def until_done(

@@ -6,8 +6,7 @@ is for replicas and for leases, which have no holes either. *Tolerant*, a marker
 the announced end completes the snapshot before it: producers other than ours may leave out the item
 that had the last seqno.
 
-Source: UPR reference 2.5; 4.3, "each snapshot is delivered whole before another marker";
-``docs/streams.md``.
+See `docs/streams.md`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ failover log is read before and after: as long as it is the same one, all versio
 history. `undo` is that procedure; replicas and programs differ in what they hold above a seqno and
 how they put something back. Only a node like this one knows GET_VERSION.
 
-Source: UPR reference 3.4; ``docs/extensions.md``, GET_VERSION.
+See `docs/extensions.md`, GET_VERSION.
 """
 
 from __future__ import annotations
@@ -34,15 +34,10 @@ Task = Generator[Any, Any, Any]
 
 
 class Undone(NamedTuple):
-    """What an undo has come to.
+    """What an undo has come to."""
 
-    Attributes:
-        log: of the source, before and after.
-        keys: how many were undone.
-    """
-
-    log: FailoverLog
-    keys: int
+    log: FailoverLog  # of the source, before and after
+    keys: int  # how many were undone
 
 
 def undo(
@@ -86,16 +81,12 @@ class Refused(Exception):
 
 
 class Version(NamedTuple):
-    """What a source knows of one key.
+    """What a source knows of one key."""
 
-    Attributes:
-        seqno: of the version; without one, that of the newest deletion which the source has
-            dropped, for it may have been this key's; 0 if there was none.
-        item: the version, which may be a deletion; ``None`` = there is none.
-    """
-
+    # of the version; without one, that of the newest deletion which the source has dropped, for it
+    # may have been this key's; 0 if there was none.
     seqno: int
-    item: Item | None
+    item: Item | None  # the version, which may be a deletion; ``None`` = there is none
 
 
 def question(vbucket: int, key: bytes, upto_seqno: int = SEQNO_MAX) -> RequestFrame:

@@ -23,8 +23,6 @@ not what the protocol allows                                `OutOfPlace`: hang u
 Note: OPAQUE 1 empties an active vBucket, too, although the vBucket then gets nothing of a backfill
 that follows checkpoints; servers of 2.x do the same. An ACK means "in memory": the master does not
 learn what a crash takes away after it, as in TAP everywhere.
-
-Source: TAP reference, sections 2, 4, 5, 8, 9 and 11.
 """
 
 from __future__ import annotations
@@ -84,8 +82,6 @@ from uprmc.upr.hub import Hub
 #
 # Note: flags of items come with their bytes swapped unless the message says otherwise;
 # `translate` swaps them on the way out.
-#
-# Source: TAP reference, sections 2, 4, 8, 9 and 11.
 
 
 class Action(Enum):
@@ -244,8 +240,6 @@ _CHANGES: dict[int, Callable[[TapMessage], Change]] = {
 # everything received is passed on), or another master fills it. A replica whose UPR source has died
 # in the middle of a snapshot does the same. No time-out could do better: it would pass on a part as
 # if it were complete.
-#
-# Source: TAP reference, sections 5, 9 and 11.
 
 
 class Boundaries:
@@ -330,8 +324,6 @@ class Boundaries:
 #
 # Names and meaning of the counters are those of ep-engine's consumers: each message counts once,
 # under its kind or, if it was refused, under its kind's ``_failed``.
-#
-# Source: ep-engine's `TapConsumer` statistics; TAP reference, section 7 (LAST_CLOSED_CHECKPOINT).
 
 
 @dataclass(slots=True)

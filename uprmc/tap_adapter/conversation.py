@@ -199,8 +199,6 @@ class TapStream:
 # client that acknowledges is asked at every so many messages and whenever nothing more follows. The
 # newest message is therefore **held back** until it is known whether something follows it; it
 # leaves before anything else does, so that the order stays.
-#
-# Source: TAP reference 5.
 
 
 _CHECKPOINTS = frozenset({Opcode.TAP_CHECKPOINT_START, Opcode.TAP_CHECKPOINT_END})
@@ -463,8 +461,6 @@ class Conversation:
 #
 # Note: a new connection begins with the start of the open checkpoint, again, and never with its
 # end. The far end of a pipe may be another process, which would not know what ends.
-#
-# Source: TAP reference 3, 6 and 10.
 
 
 class Checkpoints:

@@ -2,8 +2,6 @@
 
 The producer moves it, `names` carries it from one connection of the client to the next, and
 its document over restarts.
-
-Source: TAP reference, sections 7 and 10.
 """
 
 from __future__ import annotations
@@ -91,8 +89,6 @@ class Cursor:
 # One line ``uprmc-tap-position VERSION CRC32`` and JSON after it. The checksum covers the JSON: a
 # position that is wrong by one digit would lose changes without a word, one that is refused only
 # costs the client a fresh start.
-#
-# Source: TAP reference, section 10 (what is persisted per name and vBucket).
 
 
 _TITLE = b"uprmc-tap-position"

@@ -8,8 +8,6 @@ that is held.
 Note: a feed remembers nothing about single items. What must be sent again is streamed again from
 the last position that was acknowledged. Only the last phase of a takeover keeps its frames, because
 its source does not answer any more.
-
-Source: TAP reference 5, 6 and 10.
 """
 
 from __future__ import annotations

@@ -6,8 +6,6 @@ that follows an earlier connection takes a copy of its cursors, so what the earl
 moves nothing.
 
 A dump has no position: it neither takes nor touches what is parked under its name.
-
-Source: TAP reference, section 7.
 """
 
 from __future__ import annotations
@@ -379,8 +377,6 @@ def _ignore(_kept: bool) -> None:
 #
 # Fifty clients hold half a million keys, so a key is no object: keys and their lengths lie end to
 # end in two byte arrays, and a run (one vBucket's messages of one batch) is a row of three numbers.
-#
-# Source: TAP reference, section 10 (rollback answer).
 
 
 #: Stands for the last seqno of a run that is forgotten and not dropped yet.

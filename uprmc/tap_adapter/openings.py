@@ -9,8 +9,6 @@ Note: corrections are decided when a stream is **granted**, by the failover log 
 A rollback answer only moves the client's position back and requests the stream again. So there is
 one way into corrections, and a client that vanishes in the middle of them needs no record of it:
 the next grant shows the same branch.
-
-Source: TAP reference 6, 7 and 10; UPR reference 3.
 """
 
 from __future__ import annotations
@@ -42,8 +40,6 @@ from uprmc.tap_adapter.window import Control, Mark
 #
 # Versions are fetched a few at a time, so their memory has a limit. The keys are noted in the ring
 # again, with the seqnos of what was sent: the next branch may lie below those.
-#
-# Source: TAP reference 10.
 
 
 #: At most this many versions are fetched at a time.

@@ -7,8 +7,6 @@ saved.
 
 Note: no message says that a dump or a takeover has ended. The connection is closed when everything
 is acknowledged, and clients take the end of the connection for success.
-
-Source: TAP reference 3, 5, 6, 7 and 10.
 """
 
 from __future__ import annotations
@@ -517,8 +515,6 @@ class TapProducer:
 
 # --- client rows ----------------------------------------------------------------------------------
 # What an adapter tells of its clients, under the names that tools of TAP's time read.
-#
-# Source: TAP reference 7; ep-engine 2.x, ``stats tap``.
 
 
 #: One statistic: name and text.

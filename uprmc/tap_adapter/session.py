@@ -6,8 +6,6 @@ stand-alone process this is a connection's first session, so it answers what too
 
 Note: a client's answer may have any key and body (spymemcached sends a text of 36 bytes); the
 session skips them. A connect that succeeds gets no answer but the stream.
-
-Source: TAP reference 1, 3, 5 and 13.
 """
 
 from __future__ import annotations

@@ -24,8 +24,6 @@ names of histories and the failover log; that a deletion was an expiry, and when
 datatype, lock time and extended metadata; why a stream ended, and the end of one vBucket's stream
 as such; a rollback to anything but 0; and all of our extensions. What TAP has and UPR has not:
 checkpoint ids, which are the adapter's own count.
-
-Source: TAP reference, sections 2, 8 and 10.
 """
 
 from __future__ import annotations
@@ -71,8 +69,6 @@ from uprmc.upr.peer import UprRequest
 # Note: flags of items travel with their bytes swapped unless the client asked for the opposite
 # (`TapForm.network_byte_order`). Old producers made this mistake and their consumers undo it, so it
 # has to be repeated.
-#
-# Source: TAP reference, sections 2 and 8.
 
 
 #: Plain numbers: an enum's operations cost a microsecond each.

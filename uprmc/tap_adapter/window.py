@@ -9,8 +9,6 @@ Messages are counted without end, by serials; on the wire they carry 32 bits tha
 Note: a client need not acknowledge what did not ask for it. So an acknowledgement in the middle of
 a stretch counts up to the end of the stretch before. When there are very many stretches, new ones
 are joined to the last, so a client that never answers costs precision, not memory.
-
-Source: TAP reference 5.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whether a stream may begin, and from where to where: the checks of a stream request, in order.
 
-Source: UPR reference 2.4 (order of checks), 3.3, 4.5; seed 000; rows D24 to D26, P07 to P12.
+Rows D24 to D26, P07 to P12.
 """
 
 from __future__ import annotations

@@ -18,8 +18,7 @@ Two rules say when a cookie is due. They share nothing but the queue:
 The producer reports what it does, calls `reached` after `add` and after every report, and sends
 what it gets. Nothing here knows a frame or a session.
 
-Source: seed 000 "Barrier cookies" and "How ep-engine tracks barrier cookies"; `reference/upr.md` 7
-(0xe8, 0xe9); ruling R4; acceptance rows D16, D34 to D38.
+Rows D16, D34 to D38.
 """
 
 from __future__ import annotations

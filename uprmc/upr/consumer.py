@@ -6,8 +6,6 @@ and acknowledgements, and gets snapshots.
 
 Note: ADD_STREAM is answered only when the producer has answered the stream request. If the producer
 asks for a rollback, the consumer rolls back first, and then requests the stream again.
-
-Source: UPR reference 2.2, 5; ruling "Replication never resolves".
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ snapshot each, and word of every completed round (ruling R4).
 Disk readings are rationed (`Hub.backfills`), and given up when they are open too long or keep too
 much. A stream that gets no permit is *parked*: it tries again when one is free.
 
-Source: UPR reference 4.3, 4.6; seed 000, "loop over the partitions"; rows D27 to D31, D39, I09.
+Rows D27 to D31, D39, I09.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 One writer belongs to one stream, because vBucket and opaque are in every frame. It takes records
 from an iterator one at a time and stops behind the one that reaches the limit, so nothing is
 fetched that is not sent. `new_item_writer` makes one in the form of the core that runs here.
-
-Source: UPR reference 2.7 to 2.9, 4.6 for what counts.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ It is over when each is decided. A source that falls silent is given up by the l
 speaks while nothing gets on is given up here, so it does not last for ever: it may have stopped
 persistence, or this node may have, and neither side promises anything before the disk has it.
 
-Source: UPR reference 4.4; row D52.
+Row D52.
 """
 
 from __future__ import annotations

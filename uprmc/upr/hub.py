@@ -1,7 +1,4 @@
-"""What all UPR connections of a node share: names, disk slots, totals.
-
-Source: UPR reference 2.1 (a name is used once); design, decision 16 (limits).
-"""
+"""What all UPR connections of a node share: names, disk slots, totals."""
 
 from __future__ import annotations
 

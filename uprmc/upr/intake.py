@@ -4,8 +4,6 @@ A stream is nearly nothing but mutations, one behind the other. `ReplicaStream.t
 records of them, in the compiled core where that runs, as long as there is nothing to think about;
 the first frame that is anything else ends the run and is looked at alone (`mutation_of`,
 `deletion_of`).
-
-Source: UPR reference 2.8, 2.9, 5; performance reference, section 3.
 """
 
 from __future__ import annotations

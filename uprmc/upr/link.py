@@ -10,7 +10,7 @@ a snapshot that is cut short, a vBucket that was not asked for) ends the connect
 that says what; nothing raises out of a session's doors. What was received before stays, and the
 next link resumes there.
 
-Source: UPR reference 2, 4.7, 5 and 6; docs/extensions.md; rows D51, D52, P17.
+Rows D51, D52, P17. See `docs/extensions.md`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a connection has been told about itself: by the flags of its OPEN, and by CONTROL.
-
-Source: UPR reference 2.1, 2.11, 7.
-"""
+"""What a connection has been told about itself: by the flags of its OPEN, and by CONTROL."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 The session hands every UPR frame to `handle` or `answered`, passes the time on by `tick`, and pulls
 what is to be sent by `fill`. Replies are the session's affair.
 
-Source: UPR reference 2 and 4; seed 000; rows D24 to D40.
+Rows D24 to D40.
 """
 
 from __future__ import annotations

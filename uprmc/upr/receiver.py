@@ -9,7 +9,7 @@ disk, and the source gets its answer only after the state is on disk, too: persi
 The source has stopped serving by then, so what it had acknowledged must not depend on this node's
 memory.
 
-Source: UPR reference 4.4, 5; ruling "Replication never resolves"; rows D51, D52.
+Rows D51, D52.
 """
 
 from __future__ import annotations
@@ -76,10 +76,7 @@ _ACK_AFTER_S = 5.0
 
 
 class Window(FlowControl):
-    """Decides what is acknowledged: nothing while memory is short, which slows the producer down.
-
-    Source: UPR reference 4.6.
-    """
+    """Decides what is acknowledged: nothing while memory is short, which slows producers down."""
 
     def __init__(self, account: MemoryAccount, buffer_bytes: int) -> None:
         super().__init__(buffer_bytes, _ACK_SHARE, _ACK_AFTER_S)

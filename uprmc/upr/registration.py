@@ -10,7 +10,7 @@ than the interval. So it learns of no row, and of no purge, before the changes t
 Clients that know nothing of watermarks have rows for as long as they are connected, with the
 setting ``upr.register = connected`` (`ConnectedRows`).
 
-Source: `reference/systems.md` a.2 to a.6; UPR reference, section 7; rows X20, X21 and X25.
+Rows X20, X21 and X25.
 """
 
 from __future__ import annotations

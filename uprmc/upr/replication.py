@@ -11,7 +11,7 @@ Note: a vBucket that is to follow a source becomes a replica at once, before the
 answered. An active vBucket that contains changes is given up only with `demote`; changes that the
 source lacks are then undone, as for every replica that is ahead.
 
-Source: issue "Replicas, failover"; UPR reference 4.4, 5; ruling R11; rows D50 to D54.
+Rows D50 to D54.
 """
 
 from __future__ import annotations

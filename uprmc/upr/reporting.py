@@ -2,8 +2,6 @@
 
 A link names a row of its own for each vBucket, before it asks for the stream, and the source keeps
 the deletions that the replica lacks while it is away. Who has no watermarks gets none of this.
-
-Source: `reference/systems.md` a.6; UPR reference, section 7.
 """
 
 from __future__ import annotations

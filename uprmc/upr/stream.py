@@ -13,7 +13,7 @@ much. The stream then takes a new reading from where it stands, and announces th
 again with a later end. What the consumer has of the snapshot so far is consistent only together
 with the rest, up to that end. A consumer that reconnects in the middle of a snapshot sees the same.
 
-Source: UPR reference 4; seed 000; rows D27 to D33, D40 to D43.
+Rows D27 to D33, D40 to D43.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ crash in between no node is active, rather than two.
 Note: the stream of a busy vBucket would never catch up. So after a few snapshots no more are begun,
 and what is written from then on follows when writes have stopped.
 
-Source: UPR reference 4.4; row D52.
+Row D52.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ Anything that speaks against it (a source that has no GET_VERSION, too many keys
 damaged records here) makes the vBucket start over; that is always right, but costs much. What
 changed meanwhile makes us ask for the stream again, which brings a new decision of the source.
 
-Source: design, decision 10; UPR reference 3.4; row D13.
+Row D13.
 """
 
 from __future__ import annotations

@@ -6,6 +6,4 @@ for good, so a registered client never misses a deletion.
 
 ``rows`` has the rules of one row and of the limit, ``table`` those of one vBucket, ``document`` the
 form on disk, and ``registry`` all tables of a node.
-
-Source: seed 002; `reference/systems.md` a and h.
 """

@@ -3,7 +3,7 @@
 Memory is bounded: of each vBucket the newest seqnos and the newest keys are remembered, until the
 node stops.
 
-Source: seed 002; row X08.
+Row X08.
 """
 
 from __future__ import annotations
@@ -22,17 +22,11 @@ _SEQNOS_MAX = 4_096
 
 
 class Missed(NamedTuple):
-    """Deletions that a client has missed.
+    """Deletions that a client has missed."""
 
-    Attributes:
-        number: how many are known.
-        exact: whether that is all of them.
-        keys: the newest of them, at most `KEYS_MAX`.
-    """
-
-    number: int
-    exact: bool
-    keys: list[bytes]
+    number: int  # how many are known
+    exact: bool  # whether that is all of them
+    keys: list[bytes]  # the newest of them, at most `KEYS_MAX`
 
 
 class _OfOne:

@@ -1,6 +1,6 @@
 """Rows that have expired lately, so that a client which comes back can be told why.
 
-Source: seed 002, "Expiration of High Watermark"; row X19.
+Row X19.
 """
 
 from __future__ import annotations

@@ -3,8 +3,6 @@
 What counts is what would go without the client's rows, in all vBuckets that are active here. A
 client that keeps more than ``purge.max_pinned_bytes`` is forgotten early, with an event; if its
 connection is open it may register again, from where nothing has been purged.
-
-Source: `reference/systems.md` a.1; contracts of the systems to come, section 2.
 """
 
 from __future__ import annotations

@@ -53,15 +53,10 @@ class Reported(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """What became of reports that came together.
+    """What became of reports that came together."""
 
-    Attributes:
-        begun: those that have made new rows, which are not on disk yet.
-        rest: those that are to be taken one by one.
-    """
-
-    begun: list[OneReport]
-    rest: list[OneReport]
+    begun: list[OneReport]  # those that have made new rows, which are not on disk yet
+    rest: list[OneReport]  # those that are to be taken one by one
 
 
 class Pinned(NamedTuple):

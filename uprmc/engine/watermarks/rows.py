@@ -8,7 +8,7 @@ documents at the end of its first snapshot, so it needs only the deletions above
 of its row. Without floors a builder would block the purger, or be sent back to zero again and again
 (ruling R5).
 
-Source: `reference/systems.md` a.1 and a.4; rows X10, X16 and X18.
+Rows X10, X16 and X18.
 """
 
 from __future__ import annotations
@@ -45,27 +45,17 @@ _LIFETIME_SETTINGS = {kind: f"expires_{kind.name.lower()}_s" for kind in Kind}
 
 
 class Row(NamedTuple):
-    """What one client has said of one vBucket.
+    """What one client has said of one vBucket."""
 
-    Attributes:
-        id: the instance's name, 1 to 64 bytes; it survives restarts of the client.
-        kind: what the client is.
-        watermark: every change up to this seqno is durable at the client.
-        vb_uuid: the history in which the watermark was reported.
-        floor: while the client builds from zero, the end of its first snapshot; otherwise ``None``.
-        reported_at: Unix time of the last report, in seconds.
-        lifetime_s: the row expires when there is no report for this long; 0 = never.
-        meta: the client's own bytes, up to 4096.
-    """
-
-    id: bytes
-    kind: Kind
-    watermark: int
-    vb_uuid: int
+    id: bytes  # the instance's name, 1 to 64 bytes; it survives restarts of the client
+    kind: Kind  # what the client is
+    watermark: int  # every change up to this seqno is durable at the client
+    vb_uuid: int  # the history in which the watermark was reported
+    # while the client builds from zero, the end of its first snapshot; otherwise ``None``.
     floor: int | None
-    reported_at: int
-    lifetime_s: int
-    meta: bytes = b""
+    reported_at: int  # Unix time of the last report, in seconds
+    lifetime_s: int  # the row expires when there is no report for this long; 0 = never
+    meta: bytes = b""  # the client's own bytes, up to 4096
 
     @property
     def effective(self) -> int:
@@ -109,15 +99,11 @@ class Report(NamedTuple):
 
 
 class Limit(NamedTuple):
-    """How far a vBucket may be purged.
+    """How far a vBucket may be purged."""
 
-    Attributes:
-        seqno: no tombstone above this may be dropped.
-        limited_by: the id of the row that sets it, "disk" if the disk lacks later changes, "source"
-            if a replica waits for its source, ``None`` if nothing holds the purger back.
-    """
-
-    seqno: int
+    seqno: int  # no tombstone above this may be dropped
+    # the id of the row that sets it, "disk" if the disk lacks later changes, "source" if a replica
+    # waits for its source, ``None`` if nothing holds the purger back.
     limited_by: bytes | str | None
 
 

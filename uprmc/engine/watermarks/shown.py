@@ -6,7 +6,7 @@ seqnos are given to others, which the client needs. So a replica is told the new
 reported when the row was not ahead yet. If none is remembered, the row is left out, and the
 replica's table is incomplete: it must drop nothing.
 
-Source: `reference/systems.md` a.6; row X25.
+Row X25.
 """
 
 from __future__ import annotations
@@ -24,15 +24,10 @@ _LOCAL = frozenset({Kind.REPLICA, Kind.REBALANCE})
 
 
 class Shown(NamedTuple):
-    """What a replica is told.
+    """What a replica is told."""
 
-    Attributes:
-        rows: by id, none of them ahead of the replica.
-        hidden: number of rows that are left out because they are ahead.
-    """
-
-    rows: tuple[Row, ...]
-    hidden: int
+    rows: tuple[Row, ...]  # by id, none of them ahead of the replica
+    hidden: int  # number of rows that are left out because they are ahead
 
 
 def is_told(row: Row) -> bool:

@@ -4,7 +4,7 @@ Time and the state of the vBucket are arguments; nothing here knows a clock or a
 any object: the connection that named the row. While it is there, no other may change the row,
 except the manager.
 
-Source: `reference/systems.md` a.2 and a.4; rows X14, X18 and X19.
+Rows X14, X18 and X19.
 """
 
 from __future__ import annotations

@@ -244,8 +244,6 @@ def non_resident(bucket: Bucket) -> int:
 # it for commands. The engine's pools of threads are one pool here, which does all work on the disk:
 # its threads are shown as those for I/O of any kind (``auxio``), and the node's own as the one that
 # does the rest (``nonio``).
-#
-# Source: UPR reference 6.1; statistics of ep-engine 3.0.
 
 
 _BACKEND = "lmdb"

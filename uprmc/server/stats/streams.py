@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # --- UPR ------------------------------------------------------------------------------------------
 # Groups about UPR connections, in both name spaces: ``upr`` as in 2014, ``dcp`` as today.
 #
-# Source: UPR reference 6.1; rows D36, D39.
+# Rows D36, D39.
 
 
 #: Consumers that are shown one by one.
@@ -296,8 +296,6 @@ def _text(name: bytes) -> str:
 #
 # A name that has no counterpart here is told all the same, with a constant: old tools fail on what
 # is missing. What is left to send is counted by seqnos, which have holes, so it is an upper bound.
-#
-# Source: TAP reference 4, 5 and 7; ep-engine 2.x, ``stats tap``.
 
 
 #: Settings of the original that mean nothing here, with its defaults.

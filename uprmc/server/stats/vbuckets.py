@@ -205,8 +205,6 @@ def _persisted_snapshot(vbucket: VBucket, persisted_seqno: int) -> SnapshotRange
 # Checkpoints: a vBucket's write queue is shown as one checkpoint that is always open, with the
 # flusher's cursor in it; see `kv.tap_commands` for its id. Hash tables: a vBucket's table is a
 # dict, shown as a table with a slot for each entry and never two in one.
-#
-# Source: UPR reference 6.1.
 
 
 def checkpoints(node: Node, numbers: list[int]) -> StatGroup:
@@ -262,7 +260,7 @@ def hash_tables(node: Node, numbers: list[int]) -> StatGroup:
 # --- registered clients ---------------------------------------------------------------------------
 # The group about registered clients: who holds back which purge.
 #
-# Source: `reference/systems.md` a.1; contracts of the systems to come, section 2; row X10.
+# Row X10.
 
 
 #: Clients that metrics name, at most.
