@@ -22,10 +22,8 @@ from tests.client.fake_kv_node import (
 )
 from tests.codec.frames import Frame, reply
 from tests.codec.node import TIMEOUT_S
-from uprmc.client import kv_rounds
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.client.kv import KvClient, OutcomeUnknown, SomeFailed
-from uprmc.client.kv_rounds import WINDOW
+from uprmc.client.kv import WINDOW, KvClient, OutcomeUnknown, SomeFailed
 from uprmc.errors import NotMyVBucket, OutOfMemory, TemporaryFailure, UnknownCommand
 from uprmc.remote import directory
 from uprmc.remote.blocking import Line
@@ -351,7 +349,7 @@ def test_what_is_answered_after_sending_failed_counts(monkeypatch: pytest.Monkey
         return None
 
     with FakeKvNode(script=script) as node, KvClient(node.place, timeout_s=0.2) as kv:
-        monkeypatch.setattr(kv_rounds, "PIECE_BYTES", 1)
+        monkeypatch.setattr("uprmc.client.kv.PIECE_BYTES", 1)
         monkeypatch.setattr(Line, "write", fails_once)
         assert kv.set_many(DOCUMENTS).keys() == DOCUMENTS.keys()
         assert node.connections == 2

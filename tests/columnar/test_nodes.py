@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
 from uprmc.client.connection import NodeConnection
-from uprmc.client.kv import KvClient
-from uprmc.client.kv_rounds import KvMap
+from uprmc.client.kv import KvClient, KvMap
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, NoVBucket, ProtocolError, Unreachable, VBucketsChanged
 from uprmc.columnar.nodes import Nodes

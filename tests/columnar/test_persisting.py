@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.columnar.test_writing import KEYS, cluster, numbered, writer, written
 from tests.columnar.write_peer import DO, LOSE_AFTER, Cluster, troubled
 from tests.columnar.write_rows import HandClock, documents, versions
-from uprmc.columnar import persisting
+from uprmc.columnar import writing
 from uprmc.columnar.errors import Refused
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
@@ -189,8 +189,8 @@ def test_crashes_do_not_change_what_is_there_in_the_end(
             on_observe=crashing(seed, crashes), script=script if trouble else lambda _: DO
         ) as peers,
     ):
-        patch.setattr(persisting, "GENERATION_BYTES", 700)
-        patch.setattr(persisting, "HELD_BYTES_MAX", 2000)
+        patch.setattr(writing, "GENERATION_BYTES", 700)
+        patch.setattr(writing, "HELD_BYTES_MAX", 2000)
         batches = [documents(rows[at : at + batch_rows]) for at in range(0, len(rows), batch_rows)]
         written(peers, *batches, durability="persist", ignore_null="delete", window=3)
         peers.crash()
@@ -198,8 +198,8 @@ def test_crashes_do_not_change_what_is_there_in_the_end(
 
 
 def test_what_is_held_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(persisting, "GENERATION_BYTES", 1_000)
-    monkeypatch.setattr(persisting, "HELD_BYTES_MAX", 5_000)
+    monkeypatch.setattr(writing, "GENERATION_BYTES", 1_000)
+    monkeypatch.setattr(writing, "HELD_BYTES_MAX", 5_000)
     looks: list[int] = []
 
     def observe(peers: Cluster) -> None:

@@ -18,8 +18,8 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.tap_upstream import ProducerSession
 from uprmc.client.tap_upstream import handshake as tap_handshake
 from uprmc.columnar.access import Access
+from uprmc.columnar.reading import Streams
 from uprmc.columnar.schema import Columns
-from uprmc.columnar.streams import Streams
 from uprmc.protocol.header import ResponseFrame
 from uprmc.remote import features
 

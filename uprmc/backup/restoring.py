@@ -34,7 +34,7 @@ from uprmc.columnar.errors import BackupForeign, BadOption
 from uprmc.columnar.lease import acquire
 from uprmc.columnar.nodes import Nodes
 from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
-from uprmc.columnar.request_rows import ORIGIN_COLUMN
+from uprmc.columnar.requests import ORIGIN_COLUMN
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.jobs.engines import Engine, LocalEngine, current_attempt

@@ -5,8 +5,8 @@
         writer.write(batch)
     report = writer.finish()
 
-A batch is cut into pieces; a piece is packed (`requests`), carried out (`rounds`, `windows`),
-judged (`result_classifier`) and held until it is on disk, if that was asked for (`persisting`).
+A batch is cut into pieces; a piece is packed (`requests`), carried out (`rounds`),
+judged, and kept until it is on disk if that was asked for.
 Only then comes the next one, so the order of the rows is the order of the changes of every key.
 
 Every row comes to something: `TaskReport` has the counters, and rows that cannot be written are
@@ -20,21 +20,426 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Self
 
+import numpy as np
 import pyarrow as pa
 
 from uprmc.columnar.connection import Connection
-from uprmc.columnar.error_rows import ErrorFile, ErrorRow
-from uprmc.columnar.errors import BadRow, TooManyErrors
+from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorFile, ErrorRow
+from uprmc.columnar.errors import BadRow, ProtocolError, Refused, TooManyErrors
 from uprmc.columnar.nodes import Nodes
-from uprmc.columnar.persisting import UnpersistedRows
 from uprmc.columnar.report import FIRST_ERRORS_MAX, TaskReport
-from uprmc.columnar.requests import PIECE_ROWS, Piece, packed, pieces
-from uprmc.columnar.result_classifier import ResultClassifier
-from uprmc.columnar.rounds import Rounds
+from uprmc.columnar.requests import PIECE_ROWS, Piece, cas_in, packed, pieces, value_in
+from uprmc.columnar.rounds import Requests, Rounds
 from uprmc.columnar.write_options import WriteOptions
+from uprmc.errors import RemoteProtocolError
+from uprmc.protocol.binary import (
+    GET_REPLY_EXTRAS,
+    OBSERVE_SEQNO_REQUEST,
+    STORE_EXTRAS,
+    decode_observe_seqno,
+)
+from uprmc.protocol.header import RequestFrame
+from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, status_name, status_text
+from uprmc.remote.requests import NodeReply
+from uprmc.remote.retry import Backoff, RetryPolicy
+
+# --- result classifier ----------------------------------------------------------------------------
+# What an answer means for a row: an error, or something that is as good as done.
+#
+# | mode | answer | outcome |
+# |---|---|---|
+# | append-meta | data exists | conflict: the version that is there wins |
+# | insert | data exists | existed, if the same document is there; otherwise an error |
+# | a row with a CAS | data exists | existed, if the same document is there; otherwise a conflict |
+# | a row with a CAS that stores | not found | conflict |
+# | replace | not found | missing |
+# | delete, or a row that deletes | not found | missing |
+# | any | anything else but success | an error |
+#
+# Note: between the refusal of an insert and the look at what took its place, that document
+# may have gone. Then the insert is tried again.
+
+
+#: Attempts at an insert whose key is taken one moment and free the next.
+INSERT_TRIES = 5
+
+#: Documents that are compared at a time: their values are all on their way to us.
+COMPARED_MAX = 64
+
+_DELETING = frozenset((Opcode.DELETEQ, Opcode.DELQ_WITH_META))
+
+# What comparing tells; no statuses of the wire.
+_SAME, _OTHER = 0x10000, 0x10001
+
+#: What a row that names a CAS is told if its document has another one.
+_CONFLICTS = frozenset((_OTHER, Status.KEY_EXISTS, Status.KEY_NOT_FOUND))
+
+
+class ResultClassifier:
+    """Carries out pieces and says what came of each row.
+
+    Args:
+        options: how to write.
+        rounds: carries out.
+        fail: called with every row that cannot be written.
+    """
+
+    def __init__(
+        self, options: WriteOptions, rounds: Rounds, fail: Callable[[ErrorRow], None]
+    ) -> None:
+        self._options = options
+        self._rounds = rounds
+        self._fail = fail
+
+    def carry_out(self, piece: Piece, places: Sequence[int]) -> dict[int, str]:
+        """Send requests of a piece, in their order; return what came of those not applied.
+
+        The outcomes are names of counters of the report. Raises as `Rounds.answers`, and whatever
+        `fail` raises.
+        """
+        outcomes: dict[int, str] = {}
+        for part in self._parts(piece, places):
+            statuses = self._rounds.answers(_requests(piece), part)
+            if self._compares:
+                statuses = self._looked_at(piece, statuses)
+            for place, status in sorted(statuses.items()):
+                outcomes[place] = self._outcome(piece, place, status)
+        return outcomes
+
+    @property
+    def _compares(self) -> bool:
+        """Tell whether a refusal may come from what an earlier attempt has written."""
+        return self._options.mode == "insert" or self._options.cas_column is not None
+
+    def _parts(self, piece: Piece, places: Sequence[int]) -> list[Sequence[int]]:
+        """Cut so that a repeated insert or swap does not meet a later one of the same key."""
+        keys = piece.keys
+        if not self._compares or len(set(keys)) == len(keys):
+            return [places]
+        parts: list[Sequence[int]] = []
+        seen: set[bytes] = set()
+        begin = 0
+        for number, place in enumerate(places):
+            if keys[place] in seen:
+                parts.append(places[begin:number])
+                begin, seen = number, set()
+            seen.add(keys[place])
+        return [*parts, places[begin:]]
+
+    def _outcome(self, piece: Piece, place: int, status: int) -> str:
+        mode, opcode = self._options.mode, piece.frames[place][1]
+        if status == _SAME:
+            return "existed"
+        if status == Status.KEY_NOT_FOUND and opcode in _DELETING:
+            return "missing"
+        if cas_in(piece.frames[place]):
+            if status in _CONFLICTS and self._options.on_conflict == "count":
+                return "conflicts"
+        elif status == Status.KEY_NOT_FOUND and opcode == Opcode.REPLACEQ:
+            return "missing"
+        if status == Status.KEY_EXISTS and mode == "append-meta" and not self._options.force:
+            return "conflicts"
+        self._fail(_error_row(piece, place, status))
+        return "errors"
+
+    # --- inserts and swaps that find another document ---------------------------------------------
+
+    def _looked_at(self, piece: Piece, statuses: dict[int, int]) -> dict[int, int]:
+        """Replace `KEY_EXISTS` by what the comparison tells."""
+        found = dict(statuses)
+        for _ in range(INSERT_TRIES):
+            taken = sorted(
+                place
+                for place, status in found.items()
+                if status == Status.KEY_EXISTS and piece.frames[place][1] not in _DELETING
+            )
+            if not taken:
+                break
+            gone: list[int] = []
+            for begin in range(0, len(taken), COMPARED_MAX):
+                for place, result in self._compared(piece, taken[begin : begin + COMPARED_MAX]):
+                    if result == Status.KEY_NOT_FOUND and self._options.mode == "insert":
+                        gone.append(place)
+                    else:
+                        found[place] = result
+            if gone:
+                for place in gone:
+                    del found[place]
+                found.update(self._rounds.answers(_requests(piece), gone))
+        return found
+
+    def _compared(self, piece: Piece, places: list[int]) -> list[tuple[int, int]]:
+        """Return of each whether the document that is there is the one to be inserted."""
+
+        def read(number: int, reply: NodeReply) -> int:
+            extras = reply.extras
+            if reply.status:
+                return reply.status
+            frame = piece.frames[places[number]]
+            if len(extras) != GET_REPLY_EXTRAS.size:
+                raise ProtocolError(f"an answer to GET with {len(extras)} bytes of extras")
+            (flags,) = GET_REPLY_EXTRAS.unpack(extras)
+            own_flags, _ = STORE_EXTRAS.unpack_from(frame, HEADER_BYTES)
+            return _SAME if flags == own_flags and reply.value == value_in(frame) else _OTHER
+
+        frames = [
+            RequestFrame(Opcode.GET, piece.keys[place], vbucket=int(piece.vbuckets[place])).encode(
+                number
+            )
+            for number, place in enumerate(places)
+        ]
+        asked = Requests(frames, (), piece.vbuckets[places])
+        answers = self._rounds.answers(asked, read=read)
+        return [(places[number], result) for number, result in sorted(answers.items())]
+
+
+def _requests(piece: Piece) -> Requests:
+    return Requests(piece.frames, piece.keys, piece.vbuckets)
+
+
+def _error_row(piece: Piece, place: int, status: int) -> ErrorRow:
+    if cas_in(piece.frames[place]) and status in _CONFLICTS:
+        gone = status == Status.KEY_NOT_FOUND
+        code, status = "CONFLICT", Status.KEY_NOT_FOUND if gone else Status.KEY_EXISTS
+        reason = "the document is gone" if gone else "the document has another CAS"
+    elif status in (_OTHER, Status.KEY_EXISTS):
+        code, status = "EXISTS", Status.KEY_EXISTS
+        reason = "another document has this key"
+    else:
+        code, reason = "REFUSED", f"the node answers: {status_text(status)}"
+        if status == Status.ACCESS_DENIED:
+            with_meta = "WITH_META" in Opcode(piece.frames[place][1]).name
+            reason += f": needs {'replicate' if with_meta else 'write'}"
+    return ErrorRow(
+        int(piece.rows[place]),
+        code,
+        reason,
+        piece.keys[place],
+        value_in(piece.frames[place])[:VALUE_SHOWN_BYTES],
+        int(piece.vbuckets[place]),
+        status_name(status),
+    )
+
+
+# --- persisting -----------------------------------------------------------------------------------
+# What was answered for is held until it is on disk, and sent again when a node has lost it.
+#
+# A node answers before it has written to disk. When it is killed and comes back it lacks the last
+# changes of each vBucket, and says so: the vBucket goes on in a new history (another vb_uuid). So
+# what was sent is held here, in generations. When a generation is full, each of its vBuckets is
+# asked how far it is; as soon as it is on disk up to there, in the same history, the generation is
+# released. A vBucket that has changed its history meanwhile gets all that is held of it once more,
+# in order.
+#
+# Note: rows that lost, or were there already, are held as well. What they lost to may be
+# the same row of an earlier attempt, not on disk yet.
+
+
+#: What is sent before asking how much of it is on disk.
+GENERATION_BYTES = 8 * 1024 * 1024
+
+#: What is kept at most: then writing waits for the disks.
+HELD_BYTES_MAX = 64 * 1024 * 1024
+
+#: What a request costs in memory beside its key and value, about.
+_FRAME_BYTES = 150
+
+_PAUSE_S = 0.005
+_PAUSE_MAX_S = 0.25
+
+#: Sends the requests of a piece at these places once more, and judges what is answered.
+SendAgain = Callable[[Piece, list[int]], None]
+
+
+@dataclass
+class _Generation:
+    """What was sent between two looks."""
+
+    pieces: list[Piece] = field(default_factory=list)  # in the order in which they were sent
+    bytes: int = 0  # that it takes here
+    # up to where each vBucket must be on disk; ``None`` = to be asked.
+    targets: dict[int, int | None] = field(default_factory=dict)
+
+    def close(self) -> None:
+        for piece in self.pieces:
+            self.targets.update(dict.fromkeys(np.unique(piece.vbuckets).tolist()))
+
+
+class UnpersistedRows:
+    """Rows that nodes have answered and may not have on disk.
+
+    Made before the first row is sent.
+
+    Args:
+        options: how patient to be.
+        nodes: where the vBuckets are.
+        rounds: asks them.
+        send_again: see `SendAgain`.
+        clock, sleep: as everywhere.
+
+    Attributes:
+        held_bytes: what is held.
+    """
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        nodes: Nodes,
+        rounds: Rounds,
+        send_again: SendAgain,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        self.held_bytes = 0
+        self._options = options
+        self._nodes = nodes
+        self._rounds = rounds
+        self._send_again = send_again
+        self._clock = clock
+        self._sleep = sleep
+        self._open = _Generation()
+        self._closed: list[_Generation] = []
+        self._persisted: dict[int, int] = {}
+        self._uuids = {number: standing.log[0][0] for number, standing in nodes.standings().items()}
+
+    def hold(self, piece: Piece) -> None:
+        """Keep what was sent and answered; waits for the disks when too much is held."""
+        size = piece.bytes + _FRAME_BYTES * len(piece.frames)
+        self._open.pieces.append(piece)
+        self._open.bytes += size
+        self.held_bytes += size
+        if self._open.bytes >= GENERATION_BYTES:
+            self._close()
+            self._look()
+            self._wait_until(HELD_BYTES_MAX)
+
+    def settle(self) -> None:
+        """Return when all that is held is on disk.
+
+        Raises:
+            Refused: the disks do not get on.
+            As `Rounds.answers`.
+        """
+        if self._open.pieces:
+            self._close()
+        self._wait_until(0)
+
+    def _close(self) -> None:
+        self._open.close()
+        self._closed.append(self._open)
+        self._open = _Generation()
+
+    def _wait_until(self, held_bytes: int) -> None:
+        wait_s = self._options.retry_deadline_s
+        policy = RetryPolicy(Backoff(_PAUSE_S, _PAUSE_MAX_S), self._clock(), patience_s=wait_s)
+        while self._closed and self.held_bytes > held_bytes:
+            if self._look():
+                policy.good(self._clock())
+            if self.held_bytes <= held_bytes:
+                return
+            pause_s = policy.wait_s(self._clock())
+            if pause_s is None:
+                raise Refused(f"nothing more was written to disk for {wait_s:g} s")
+            self._sleep(pause_s)
+
+    # --- one look -------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        """Ask how far the vBuckets are; return whether anything has changed."""
+        numbers = sorted({number for each in self._closed for number in each.targets})
+        seen = self._observed(numbers)
+        if missing := set(numbers).difference(seen):
+            raise ProtocolError(f"no answer to OBSERVE_SEQNO of vb={min(missing)}")
+        changed = {number for number in numbers if seen[number][0] != self._uuids.get(number)}
+        for number in numbers:
+            uuid, persisted, current = seen[number]
+            if number in changed:
+                self._uuids[number] = uuid
+            else:
+                self._reached(number, persisted, current)
+        self._repeat(changed)
+        self._release()
+        persisted_now = {number: seen[number][1] for number in numbers}
+        moved = bool(changed) or any(
+            self._persisted.get(number) != seqno for number, seqno in persisted_now.items()
+        )
+        self._persisted = persisted_now
+        return moved
+
+    def _reached(self, number: int, persisted: int, current: int) -> None:
+        for generation in self._closed:
+            if number not in generation.targets:
+                continue
+            target = generation.targets[number]
+            if target is None:
+                target = generation.targets[number] = current
+            if target <= persisted:
+                del generation.targets[number]
+
+    def _repeat(self, vbuckets: set[int]) -> None:
+        """Send all again that is held of some vBuckets, oldest first."""
+        if not vbuckets:
+            return
+        for generation in self._closed:
+            for piece in generation.pieces:
+                theirs = np.flatnonzero(np.isin(piece.vbuckets, list(vbuckets))).tolist()
+                places = [place for place in theirs if piece.outcomes.get(place) != "errors"]
+                if places:
+                    self._send_again(piece, places)
+                    again = np.unique(piece.vbuckets[places]).tolist()
+                    generation.targets.update(dict.fromkeys(again))
+
+    def _release(self) -> None:
+        kept = [generation for generation in self._closed if generation.targets]
+        self.held_bytes -= sum(each.bytes for each in self._closed if not each.targets)
+        self._closed = kept
+
+    def _observed(self, numbers: list[int]) -> dict[int, tuple[int, int, int]]:
+        """Return of each vBucket its history, what is on disk and what there is."""
+        seen: dict[int, tuple[int, int, int]] = {}
+
+        def read(place: int, reply: NodeReply) -> int:
+            if not reply.status:
+                seen[numbers[place]] = _seen(reply.value)
+            return reply.status
+
+        frames = [
+            RequestFrame(
+                Opcode.OBSERVE_SEQNO,
+                value=OBSERVE_SEQNO_REQUEST.pack(self._uuids.get(number, 0)),
+                vbucket=number,
+            ).encode(place)
+            for place, number in enumerate(numbers)
+        ]
+        asked = Requests(frames, (), np.array(numbers, np.uint16))
+        unknown: list[int] = []
+        for place, status in self._rounds.answers(asked, read=read).items():
+            if status == Status.KEY_NOT_FOUND:  # a history that the node knows nothing of
+                unknown.append(numbers[place])
+            elif status:
+                why = status_text(status)
+                raise Refused(f"vb={numbers[place]} does not tell what is on disk: {why}")
+        if unknown:
+            for number, standing in self._nodes.standings(unknown).items():
+                uuid = standing.log[0][0]
+                self._uuids.pop(number, None)
+                seen[number] = (uuid, 0, standing.high_seqno)
+        return seen
+
+
+def _seen(value: bytes) -> tuple[int, int, int]:
+    try:
+        return decode_observe_seqno(value)[:3]
+    except RemoteProtocolError as error:
+        raise ProtocolError(str(error)) from None
+
+
+# --- writing --------------------------------------------------------------------------------------
+
 
 #: With a rate, what is written at a time takes this part of a second.
 RATE_STEP_S = 0.1
