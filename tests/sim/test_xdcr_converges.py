@@ -86,6 +86,16 @@ RUNS: dict[str, Plan] = {
         writer_s=0.03,
         steps=4_000,
     ),
+    "failover logs that are trimmed": replace(
+        _SHORT,
+        routes=routes("line", settings=(("batch_items", "10"),)),
+        faults=Faults(crash_s=0.6),
+        operating={"recreate": 2, "checkpoint": 2},
+        operator_s=0.3,
+        max_failover_entries=2,
+        keys=14,
+        writer_s=0.05,
+    ),
     "sources killed that wait for their disks": replace(
         _SHORT,
         routes=routes("line", settings=(("ship", "persisted"),)),
@@ -133,6 +143,7 @@ def test_the_runs_do_what_they_are_for() -> None:
         "failover",
         "keys judged",
         "keys left alone",
+        "logs trimmed",
         "lost at the source",
         "lost at the target",
         "pause",
@@ -144,6 +155,8 @@ def test_the_runs_do_what_they_are_for() -> None:
         yield account("failovers at both ends", seed)
         yield account("failovers of sources that wait for their replicas", seed)
         yield account("deletions left out", seed)
+        yield account("deletions left out one way", seed)
+        yield account("failover logs that are trimmed", seed)
         yield story(XdcrRun, seed).account
 
     happens(wanted, (each for seed in range(5) for each in accounts(seed)))

@@ -18,6 +18,7 @@ from tests.sim.test_xdcr_converges import RUNS, small_links
 from tests.sim.xdcr_plan import Plan, Route, routes
 from tests.sim.xdcr_run import XdcrRun
 from uprmc.model import SEQNO_MAX
+from uprmc.remote.stream import StreamState
 from uprmc.xdcr import checkpoint, outbound, reading, received, resuming, sender
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.link import Link, Progress
@@ -105,6 +106,17 @@ def _give_equal_versions_up(patch: pytest.MonkeyPatch) -> None:
 def _count_what_is_refused_as_done(patch: pytest.MonkeyPatch) -> None:
     """Pass what the target refuses for good."""
     patch.setattr(Sender, "_owe", lambda *_: None)
+
+
+def _know_nothing_of_trimmed_branches(patch: pytest.MonkeyPatch) -> None:
+    """Give what is older than all branches of a log no origin, so that the target refuses it."""
+    whole = StreamState.history_of
+
+    def history_of(stream: StreamState, seqno: int) -> int:
+        return whole(stream, seqno) if seqno > stream.log[-1].seqno else 0
+
+    patch.setattr(StreamState, "history_of", history_of)
+    _count_what_is_refused_as_done(patch)
 
 
 def _leave_debts_out(patch: pytest.MonkeyPatch) -> None:
@@ -256,6 +268,7 @@ _PLANS: dict[Patch, Plan] = {
     ),
     _give_equal_versions_up: RUNS["clocks that agree too well"],
     _count_what_is_refused_as_done: _REFUSED,
+    _know_nothing_of_trimmed_branches: RUNS["failover logs that are trimmed"],
     _leave_debts_out: _REFUSED,
     _begin_again_at_the_front: replace(_REFUSED, faults=Faults(cut_s=0.2)),
     # Snapshots of many items, of which one target gets some while the other waits.
@@ -308,6 +321,7 @@ _PLANS: dict[Patch, Plan] = {
         (_take_links_for_complete, "has everything of"),
         (_give_equal_versions_up, "has everything of|is newer"),
         (_count_what_is_refused_as_done, "has everything of"),
+        (_know_nothing_of_trimmed_branches, "has everything of"),
         (_leave_debts_out, "has everything of"),
         (_begin_again_at_the_front, "has everything of"),
         (_take_the_range_when_it_is_sent, "has everything of"),

@@ -114,7 +114,8 @@ class StopJudge:
     """A link whose source has dropped a deletion that the target lacks sends it, or stops.
 
     If the target has links itself, its older version may come back one day. Once the link was
-    reconciled, the target has no older version any more that was first accepted at the source.
+    reconciled, the target has no older version any more that was first accepted at the source, in a
+    branch that its failover log still names.
     """
 
     def __init__(self, truth: Truth) -> None:
@@ -141,7 +142,7 @@ class StopJudge:
                 continue
             if lacks and told(route, number) == before:
                 complain(f"link {route.name} has not stopped, although {found} was to be {version}")
-            if lacks and is_kept(found.origin, book(route.source, number).log):
+            if lacks and is_kept(found.origin, book(route.source, number).kept):
                 complain(f"the repair of {route.name} has left {found}, which was to be {version}")
 
     def _is_lost(self, version: Version, number: int) -> bool:

@@ -119,7 +119,11 @@ class XdcrRun(Judged[Plan]):
         plan = self.plan
         settings = small_settings(vbuckets=plan.vbuckets, quota=4_000_000, sync=plan.sync)
         rule = "timestamp" if plan.by_time else "revision"
-        engine = replace(settings.engine, conflict_resolution=rule)
+        engine = replace(
+            settings.engine,
+            conflict_resolution=rule,
+            max_failover_entries=plan.max_failover_entries,
+        )
         upr = UprSettings(noop_interval_s=1.0, dial_timeout_s=1.0, redial_max_s=0.4)
         purge = PurgeSettings(min_age_s=0, batch_items=2)
         xdcr = XdcrSettings(batches=3)
@@ -617,6 +621,7 @@ class XdcrRun(Judged[Plan]):
         total.update({f"keys {name}": count for name, count in self.final.counts.items()})
         total.update({f"keys {why}": count for why, count in self.exempt.counts.items()})
         total.update(self.shipped.counts)
+        total["logs trimmed"] = sum(book.kept != book.log for book in self.truth.books.values())
         for node in self.nodes:
             total.update(event for event, _ in node.events)
             for link in node.xdcr.by_name.values():

@@ -5,6 +5,9 @@ says where it was first accepted; any other one was accepted there. So every ver
 its origin, and must look the same wherever it is found. Which of two versions is to survive is
 told by a table of our own.
 
+A node's failover log may be trimmed, so names do not depend on what it shows at present: each
+history is noted when a log shows it first (`Histories`).
+
 Nothing of this shares code with `uprmc`. Source: systems reference b.3; contracts, section 3.
 """
 
@@ -69,11 +72,36 @@ def _shared(log: Log, both: set[tuple[int, int]]) -> int:
     return next((place for place, entry in enumerate(log) if entry in both), len(log))
 
 
+class Histories:
+    """All branches that any log has ever shown, each with everything that came before it.
+
+    A log keeps a limited number of branches. What is older than all of them is sent with the name
+    of the oldest one that is kept, so the same version may come under several names.
+    """
+
+    def __init__(self) -> None:
+        self._logs: dict[int, Log] = {}
+
+    def whole(self, log: Log) -> Log:
+        """Return a log with the branches that it does not keep any more."""
+        found: Log = ()
+        for entry in reversed(log):
+            found = self._logs.setdefault(entry[0], (entry, *found))
+        return found
+
+    def name(self, origin: Origin) -> Origin:
+        """Return the name of what is said to come from here or there."""
+        uuid, seqno = origin
+        log = self._logs.get(uuid)
+        return origin if log is None else origin_at(log, seqno)
+
+
 class Book:
     """One vBucket of one node: its versions in the order of their seqnos, over all its lives.
 
     Attributes:
-        log, high: its history and high seqno, as last seen.
+        log, high: its whole history and high seqno, as last seen.
+        kept: the branches that its node still knows.
         held: by key, seqno and version of all that it has had in this history, newest last; not
             the deletions that it has dropped.
         purged: deletions that were dropped since somebody asked.
@@ -81,14 +109,17 @@ class Book:
         deleted_at: by key, the highest seqno that a deletion of it has ever had.
     """
 
-    def __init__(self, known: dict[bytes, dict[Name, Version]], where: str) -> None:
+    def __init__(
+        self, known: dict[bytes, dict[Name, Version]], histories: Histories, where: str
+    ) -> None:
         self.log: Log = ()
+        self.kept: Log = ()
         self.high = 0
         self.held: dict[bytes, list[tuple[int, Version]]] = {}
         self.purged: list[Version] = []
         self.gone: dict[bytes, list[Version]] = {}
         self.deleted_at: dict[bytes, int] = {}
-        self._known = known
+        self._known, self._histories = known, histories
         self._where = where
         self._stored: object = None
 
@@ -97,7 +128,8 @@ class Book:
         high, newest = vbucket.high_seqno, stored.get(vbucket.id)
         if high == self.high and newest is self._stored and vbucket.failover_log is self._seen:
             return False
-        log = tuple((entry.uuid, entry.seqno) for entry in vbucket.failover_log)
+        self.kept = tuple((entry.uuid, entry.seqno) for entry in vbucket.failover_log)
+        log = self._histories.whole(self.kept)
         bound = self.high
         renewed = log != self.log
         if renewed:
@@ -157,7 +189,9 @@ class Book:
             0 if deleted else record.flags,
             deleted,
             b"" if deleted else record.value or b"",
-            record.origin or origin_at(self.log, record.seqno),
+            self._histories.name(record.origin)
+            if record.origin
+            else origin_at(self.log, record.seqno),
         )
         # A deletion by `uprmc xdcr reconcile` has the origin of what it deletes.
         name = *version.origin, deleted
@@ -219,17 +253,19 @@ class Truth:
         by_time: the policy is `timestamp`.
         known: by key and name, each version that was ever accepted anywhere.
         books: by node and vBucket.
+        histories: of all vBuckets.
     """
 
     by_time: bool
     known: dict[bytes, dict[Name, Version]] = field(default_factory=dict)
     books: dict[tuple[str, int], Book] = field(default_factory=dict)
+    histories: Histories = field(default_factory=Histories)
 
     def book(self, name: str, number: int) -> Book:
         """Return the book of a vBucket of a node."""
         found = self.books.get((name, number))
         if found is None:
-            found = self.books[name, number] = Book(self.known, f"{name}/{number}")
+            found = self.books[name, number] = Book(self.known, self.histories, f"{name}/{number}")
         return found
 
     def rank(self, version: Version) -> tuple[object, ...]:
