@@ -26,10 +26,11 @@ _NONE: tuple[Any, ...] = ()
 
 
 class Asked(NamedTuple):
-    """What a query has to contain of a vBucket."""
+    """What a query has to contain of a vBucket, and the failover log of there."""
 
     uuid: int
     high: int
+    log: Any
 
 
 class IndexJudge:
@@ -136,7 +137,7 @@ class IndexJudge:
             active = self._histories.active_at(number)
             if len(active) == 1:
                 look = self._histories.node(active[0]).now(number)
-                found[number] = Asked(look.log[0][0], look.high)
+                found[number] = Asked(look.log[0][0], look.high, look.log)
         return found
 
     def fresh(self, view: Any, wanted: dict[int, Asked]) -> None:

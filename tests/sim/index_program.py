@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from tests.sim.index_judges import IndexJudge
+from tests.sim.index_judges import Asked, IndexJudge
 from tests.sim.judges import complain
 from tests.sim.replica_client import Program
 from tests.sim.replica_mirror import ProgramDied
@@ -24,14 +24,25 @@ from tests.sim.replica_node import Cluster, address
 from tests.sim.replica_truth import Histories
 from uprmc.client.core import Options, UprCore
 from uprmc.config import IndexSettings
+from uprmc.index import group
 from uprmc.index.collation import sort_key
 from uprmc.index.errors import WentBack
+from uprmc.index.following import has_all
 from uprmc.index.index_file import Files
 from uprmc.index.model import Document, Emission, Entry, Mapped, Reductions
 from uprmc.index.rows import split_row_value
 from uprmc.index.store import IndexStore
+from uprmc.index.streams import Level
 from uprmc.index.updater import IndexHandler, IndexState
-from uprmc.index.vbucket_sets import States, caught_up, follow_source
+from uprmc.index.vbucket_sets import (
+    States,
+    Wish,
+    bitmap,
+    caught_up,
+    follow_source,
+    numbers,
+    wished,
+)
 from uprmc.remote.registering import Instance
 
 #: Kind of watermark of an index.
@@ -43,6 +54,12 @@ _BACK_S = 0.1
 
 #: What it does besides following, by weight.
 _DEEDS = {"header": 4, "work": 6, "compact": 1, "query": 6, "drop": 1}
+
+#: How often vBuckets are paused where they are, in the same measure.
+_PAUSING = 1
+
+#: vBuckets are paused for so long at most.
+_PAUSE_S = 2.0
 
 
 def emitted(key: bytes, value: bytes) -> list[tuple[Any, int]]:
@@ -169,8 +186,10 @@ class IndexProgram(Program):
         death: float = 0.0,
         instance: Instance | None = None,
         compacts: bool = True,
+        pauses: bool = False,
     ) -> None:
         self._compacts = compacts
+        self._deeds = {**_DEEDS, "pause": _PAUSING} if pauses else _DEEDS
         self.durable: dict[int, int] = {}
         self.done: Counter[str] = Counter()
         self._all = (1 << vbuckets) - 1
@@ -179,7 +198,8 @@ class IndexProgram(Program):
         self._synced: dict[Path, int] = {}
         self._judge = IndexJudge(histories, cluster.world)
         self._applying = self._thinking = False
-        self._asked: list[Any] = []
+        self._followed = 0
+        self._asked: list[tuple[Any, dict[int, Asked], Level]] = []
         self.store: IndexStore | None = None
         super().__init__(cluster, histories, "index", number=number, death=death, instance=instance)
 
@@ -196,6 +216,8 @@ class IndexProgram(Program):
         self._judge_life(self.store)
         self.desk = Desk(self, self.store)
         self._take_source()
+        if self.store.states.paused:
+            self._go_on_later()
         self._follow()
         if not self._thinking:
             self._thinking = True
@@ -210,9 +232,17 @@ class IndexProgram(Program):
         self._look()
 
     def _take_source(self) -> None:
-        assert self.store is not None
-        first = not self.store.states.indexed
-        self.store.change_states(lambda states: follow_source(states, self._all, 0, first=first))
+        self._index(self._all)
+
+    def _index(self, vbuckets: int) -> None:
+        """Have these indexed: because the source has them, or because an operator says so."""
+        store = self.store
+        assert store is not None
+        if store.states.managed:
+            store.change_states(lambda states: wished(states, Wish(active=vbuckets, passive=0)))
+        else:
+            first = not store.states.indexed
+            store.change_states(lambda states: follow_source(states, vbuckets, 0, first=first))
 
     def _follow(self) -> None:
         """Begin a run of the client library where the trees stand."""
@@ -221,10 +251,13 @@ class IndexProgram(Program):
         self._asked.clear()
         store.may_swap = False
         self._begin_streams(store)
-        followed = store.states.followed
+        followed = self._followed = store.states.followed
+        self._catching = None
+        if not followed:
+            return  # all are paused
         options = Options(
             name=f"index{self._number}-{self.deaths}",
-            vbuckets=frozenset(vb for vb in range(64) if followed >> vb & 1),
+            vbuckets=frozenset(numbers(followed)),
             noop_interval_s=1.0,
             poll_s=0.3,
             jitter=self._world.random.random,
@@ -372,17 +405,39 @@ class IndexProgram(Program):
         if self._catching is not None and self._catching.done:
             if self._catching.error is None:
                 self._header(store.finish_build)
-                store.change_states(lambda states: caught_up(states, self._all))
+                store.change_states(lambda states: caught_up(states, self._followed))
                 store.may_swap = True
                 self._catching = None
             elif self.core is not None:
                 self._catching = self.core.barrier()
         for asked in [each for each in self._asked if each[0].done]:
             self._asked.remove(asked)
-            barrier, wanted = asked
+            barrier, wanted, level = asked
             if barrier.error is None:
-                self.done["answered"] += 1
-                self._judge.fresh(store.view, wanted)
+                self._answer(store, wanted, level)
+
+    def _answer(self, store: IndexStore, wanted: dict[int, Asked], level: Level) -> None:
+        """Answer a query if what is shown is part of what it has waited for."""
+        view = store.view
+        level = level._replace(vbuckets=level.vbuckets | self._at_rest(store, wanted))
+        try:
+            group._check(view, view.states.active, level, ())
+        except group._Again:
+            self.done["asked to wait again"] += 1
+            return
+        self.done["answered"] += 1
+        self.done["answered while paused"] += bool(view.states.paused)
+        self._judge.fresh(view, wanted)
+
+    def _at_rest(self, store: IndexStore, wanted: dict[int, Asked]) -> int:
+        """Return which vBuckets are paused and have nothing new at their nodes."""
+        positions, facts, paused = store.view.positions, store.view.facts, store.states.paused
+        return bitmap(
+            vbucket
+            for vbucket, (_, high, log) in wanted.items()
+            if paused >> vbucket & 1
+            and has_all(positions.get(vbucket), facts.get(vbucket), log, high)
+        )
 
     # --- what else it does ------------------------------------------------------------------------
 
@@ -390,8 +445,8 @@ class IndexProgram(Program):
         self._world.after(self._world.between(0, _THINK_S), self._think)
 
     def _think(self) -> None:
-        if self.core is not None and self.store is not None:
-            deed = self._world.random.choices(list(_DEEDS), list(_DEEDS.values()))[0]
+        if self.store is not None:
+            deed = self._world.random.choices(list(self._deeds), list(self._deeds.values()))[0]
             self._guarded(getattr(self, f"_do_{deed}"))
         self._think_later()
 
@@ -448,7 +503,8 @@ class IndexProgram(Program):
         core, store = self.core, self.store
         if core is not None and store is not None and not store.is_building:
             wanted = self._judge.acknowledged()
-            self._asked.append((core.barrier(), wanted))
+            level = Level(self._followed, store.view.course)
+            self._asked.append((core.barrier(), wanted, level))
 
     def _do_drop(self) -> None:
         """Another node takes a vBucket, and gives it back later."""
@@ -456,10 +512,35 @@ class IndexProgram(Program):
         if store is None or self.calm or self._all == 1:
             return
         gone = 1 << self._world.random.randrange(self._all.bit_length())
-        store.change_states(lambda states: follow_source(states, self._all & ~gone, 0))
+        self._index(self._all & ~gone)
         self.done["dropped"] += 1
         self._follow_again()
         self._world.after(self._world.between(0, 0.3), self._take_back)
+
+    def _do_pause(self) -> None:
+        """An operator pauses some vBuckets, or all, and goes on with them later."""
+        store = self.store
+        if store is None or self.calm:
+            return
+        paused = self._world.random.randint(1, self._all)
+        self.done["paused"] += 1
+        self._go_on_later()
+        self._set_paused(store, paused)
+
+    def _set_paused(self, store: IndexStore, paused: int) -> None:
+        """Do what `_set_states` does."""
+        store.change_states(lambda states: wished(states, Wish(pause=paused)))
+        if store.states.followed != self._followed:
+            self._follow_again()
+        self._header(store.write_header)
+
+    def _go_on_later(self) -> None:
+        self._world.after(self._world.between(0, _PAUSE_S), self._go_on)
+
+    def _go_on(self) -> None:
+        store = self.store
+        if store is not None and store.states.paused:
+            self._guarded(partial(self._set_paused, store, 0))
 
     def _take_back(self) -> None:
         if self.store is None:
@@ -483,7 +564,8 @@ class IndexProgram(Program):
         store = self.store
         if store is None or not super().settled() or not self.desk.is_level:
             return False
-        return store.states == States(active=self._all) and not store.is_building
+        states = store.states._replace(managed=False)
+        return states == States(active=self._all) and not store.is_building
 
     def standing(self) -> str:
         """See `Program`."""

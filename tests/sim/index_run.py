@@ -27,12 +27,14 @@ class IndexPlan(WatermarkPlan):
         index_death: chance that the index dies at a point.
         registered: whether it keeps deletions from being purged.
         compacts: whether its file is compacted now and then.
+        pauses: whether an operator pauses vBuckets now and then.
     """
 
     clients: tuple[str, ...] = ()
     index_death: float = 0.01
     registered: bool = True
     compacts: bool = True
+    pauses: bool = False
 
 
 def index_plan(world: World) -> IndexPlan:
@@ -44,6 +46,7 @@ def index_plan(world: World) -> IndexPlan:
         **{**same, **alone},
         index_death=random.choice((0.0, 0.01, 0.04)),
         registered=random.random() < 0.7,
+        pauses=random.random() < 0.4,
     )
 
 
@@ -70,6 +73,7 @@ class IndexRun(WatermarkRun):
             death=self.plan.index_death,
             instance=Instance(b"index:sim", KIND) if self.plan.registered else None,
             compacts=self.plan.compacts,
+            pauses=self.plan.pauses,
         )
         self.programs.append(self.index)
 

@@ -36,14 +36,16 @@ RUNS: dict[str, IndexPlan] = {
     "one vBucket, killed": replace(
         _SHORT,
         vbuckets=1,
-        faults=Faults(crash_s=1.0),
+        faults=Faults(crash_s=0.4),
         writer_s=0.01,
         steps=6_000,
         compacts=False,
+        index_death=0.0,
     ),
     "failovers": replace(_SHORT, operating={"failover": 2, "takeover": 1}, operator_s=0.3),
     "purges and deaths": replace(_SHORT, index_death=0.05, purge_s=0.005, registered=False),
     "deaths": replace(_SHORT, index_death=0.05),
+    "vBuckets paused": replace(_SHORT, pauses=True, writer_s=0.1, index_death=0.0),
 }
 
 
@@ -63,12 +65,15 @@ def test_the_runs_do_what_they_are_for() -> None:
     """Every kind of event happens within the first seeds; else the judges have nothing to judge."""
     wanted = {
         "index answered",
+        "index answered while paused",
+        "index asked to wait again",
         "index compactions",
         "index deaths",
         "index dropped",
         "index fresh answers",
         "index headers",
         "index parts judged",
+        "index paused",
         "index reductions judged",
         "index rollback header",
         "index rollback vbucket",

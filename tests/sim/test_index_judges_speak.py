@@ -15,7 +15,9 @@ from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.index_program import Desk
 from tests.sim.index_run import IndexPlan, IndexRun
 from tests.sim.noticing import notice
+from tests.sim.test_index_converges import RUNS
 from uprmc.client.core import UprCore
+from uprmc.index import group
 from uprmc.index import store as store_module
 from uprmc.index.index_file import Files
 from uprmc.index.store import IndexStore
@@ -42,7 +44,7 @@ def _ignore_deletions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(store_module, "latest_of", lambda batches: whole(batches)._replace(gone=()))
 
 
-def _never_roll_back(patch: pytest.MonkeyPatch) -> None:
+def _never_return(patch: pytest.MonkeyPatch) -> None:
     """Say that it is done, and do nothing."""
     patch.setattr(IndexStore, "roll_back", lambda store, vbucket, seqno: True)
 
@@ -87,6 +89,11 @@ def _answer_at_once(patch: pytest.MonkeyPatch) -> None:
         return made
 
     patch.setattr(UprCore, "barrier", barrier)
+
+
+def _answer_for_what_is_paused(patch: pytest.MonkeyPatch) -> None:
+    """Answer a query from all that is shown, whatever it has waited for."""
+    patch.setattr(group, "_check", lambda *_: None)
 
 
 def _reduce_all_vbuckets(patch: pytest.MonkeyPatch) -> None:
@@ -138,17 +145,22 @@ def _forget_the_log(patch: pytest.MonkeyPatch) -> None:
 _CALM = IndexPlan("pair", NO_FAULTS, {}, keys=8, writer_s=0.02, steps=3_000, index_death=0.0)
 _OPERATED = replace(_CALM, operating={"failover": 1, "takeover": 1}, operator_s=0.3)
 _CRASHED = replace(_CALM, faults=Faults(crash_s=0.5, cut_s=0.5), writer_s=0.01, compacts=False)
+_ONE_KILLED = RUNS["one vBucket, killed"]
 _DYING = replace(_CALM, index_death=0.05, purge_s=0.01)
 
 #: Breaks, runs in which the rule is needed often, and what is then said.
 _BREAKS: dict[Patch, tuple[IndexPlan, str]] = {
     _leave_old_rows: (_CALM, "stands at"),
     _ignore_deletions: (_CALM, "stands at"),
-    _never_roll_back: (_CRASHED, "stands at|is shown|gives up|never come to rest"),
-    _take_the_newest_header: (_CRASHED, "stands at|is shown|gives up|never come to rest"),
+    _never_return: (_CRASHED, "stands at|is shown|gives up|never come to rest"),
+    _take_the_newest_header: (
+        RUNS["one vBucket, killed"],
+        "stands at|is shown|gives up|never come to rest",
+    ),
     _keep_rows_of_dropped_vbuckets: (_CALM, "stands at|not indexed"),
     _call_everything_durable: (_DYING, "was durable"),
     _answer_at_once: (_CALM, "is to contain"),
+    _answer_for_what_is_paused: (RUNS["vBuckets paused"], "is to contain"),
     _reduce_all_vbuckets: (_CALM, "rows of"),
     _stay_behind_the_header: (_DYING, "stands at|was durable"),
     _skip_a_batch: (_CALM, "stands at|is to contain|is shown|never come"),
