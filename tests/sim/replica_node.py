@@ -11,7 +11,7 @@ from collections.abc import Callable
 from tests.sim.disk import Disk
 from tests.sim.judges import BranchJudge, StoreJudge
 from tests.sim.node import Node, Pace
-from tests.sim.replica_wire import NEAR, PROFILES, Cutter, Wire, WireProfile
+from tests.sim.replica_wire import NEAR, PROFILES, SLOW, Cutter, Wire, WireProfile
 from tests.sim.world import World
 from uprmc.config import Settings
 from uprmc.kv.services import Services
@@ -40,6 +40,7 @@ class Cluster:
         parted: pairs of names that cannot reach each other.
         faulty: whether wires fall silent.
         cutters: for the next wires from one name to another.
+        slow: names of nodes that take few bytes at a time.
     """
 
     def __init__(self, world: World, *, varied: bool) -> None:
@@ -47,12 +48,15 @@ class Cluster:
         self.nodes: dict[str, ReplicaNode] = {}
         self.parted: set[frozenset[str]] = set()
         self.faulty = True
+        self.slow: set[str] = set()
         self.cutters: dict[tuple[str, str], Cutter] = {}
         self.wires: list[Wire] = []
         self._varied = varied
 
-    def profile(self) -> WireProfile:
-        """Return how the next wire behaves."""
+    def profile(self, called: str) -> WireProfile:
+        """Return how the next wire to a node behaves."""
+        if called in self.slow:
+            return SLOW
         return self.world.random.choice(PROFILES) if self._varied else NEAR
 
     def part(self, one: str, other: str) -> None:
@@ -65,6 +69,7 @@ class Cluster:
     def join(self) -> None:
         """Let everybody reach everybody, without faults."""
         self.parted.clear()
+        self.slow.clear()
         self.faulty = False
         self._varied = False
         for wire in self.wires:
@@ -113,7 +118,12 @@ class Call:
         cluster = self._cluster
         cutter = cluster.cutters.pop((caller.name, called.name), None)
         wire = NamedWire(
-            cluster.world, self._make_session, called.session, cluster.profile(), self._gone, cutter
+            cluster.world,
+            self._make_session,
+            called.session,
+            cluster.profile(called.name),
+            self._gone,
+            cutter,
         )
         wire.ends = pair
         wire.faulty = cluster.faulty

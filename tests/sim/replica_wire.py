@@ -45,6 +45,7 @@ class WireProfile:
 NEAR = WireProfile()
 FAR = WireProfile(delay_max_s=0.08)
 NARROW = WireProfile(delay_max_s=0.01, chunk_max=120)
+SLOW = WireProfile(delay_max_s=0.08, chunk_max=150)
 MUTE = WireProfile(silent=0.02, silence_max_s=1.5)
 PROFILES = (NEAR, NEAR, FAR, NARROW, MUTE)
 

@@ -165,6 +165,24 @@ def _take_sent_for_arrived(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Shipment, "sent", hasty)
 
 
+def _let_one_node_answer_for_all(patch: pytest.MonkeyPatch) -> None:
+    """Call arrived what is under way to other nodes, too, when one has answered."""
+    begin, arrived, made = Shipment.__init__, Shipment._arrived, list[Shipment]()
+
+    def noted(self: Shipment, *given: Any, **more: Any) -> None:
+        begin(self, *given, **more)
+        made.append(self)
+
+    def for_all(self: Shipment, window: Any) -> None:
+        arrived(self, window)
+        for each in made:
+            if each.moved is self.moved and each._under_way and not each.dead:
+                each.through = each._under_way[-1][1]
+
+    patch.setattr(Shipment, "__init__", noted)
+    patch.setattr(Shipment, "_arrived", for_all)
+
+
 def _go_on_where_it_was(patch: pytest.MonkeyPatch) -> None:
     """Do not mind that the target may have lost something meanwhile."""
     patch.setattr(checkpoint, "is_at_target", lambda *_: True)
@@ -286,6 +304,7 @@ _PLANS: dict[Patch, Plan] = {
         steps=3_000,
     ),
     _take_sent_for_arrived: Plan(routes("pair"), Faults(cut_s=0.2), writer_s=0.03, steps=3_000),
+    _let_one_node_answer_for_all: RUNS["two nodes of a target, one of them slow"],
     _go_on_where_it_was: _KILLED,
     _ask_the_target_too_early: _KILLED,
     _forget_the_row_of_a_pause: Plan(
@@ -326,6 +345,7 @@ _PLANS: dict[Patch, Plan] = {
         (_begin_again_at_the_front, "has everything of"),
         (_take_the_range_when_it_is_sent, "has everything of"),
         (_take_sent_for_arrived, "has everything of"),
+        (_let_one_node_answer_for_all, "has everything of"),
         (_go_on_where_it_was, "has everything of"),
         (_ask_the_target_too_early, "has everything of"),
         (_forget_the_row_of_a_pause, "has everything of|is newer"),

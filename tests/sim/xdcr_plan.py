@@ -80,6 +80,8 @@ class Plan:
         operating: what the operator does: weight of each kind, by name.
         operator_s: about so much time is between two things.
         standbys: whether each cluster has a replica that can take over.
+        split: whether both nodes of a cluster that only receives are active, each with some
+            vBuckets, and one of them is slow.
         by_time: the policy is `timestamp`.
         purge_s: about so much time is between two purges of the same node; 0 = none.
         purging: clusters where it is purged.
@@ -97,6 +99,7 @@ class Plan:
     operating: dict[str, int] = field(default_factory=dict)
     operator_s: float = 0.4
     standbys: bool = False
+    split: bool = False
     by_time: bool = False
     purge_s: float = 0.1
     purging: tuple[int, ...] = (0, 1, 2, 3)
@@ -158,12 +161,14 @@ def random_plan(world: World) -> Plan:
     )
     clusters = 1 + max(max(route[:2]) for route in drawn)
     entries = random.choice((25, 25, 3, 2))
+    split = standbys and random.random() < 0.5
     return Plan(
         routes=drawn,
         faults=Faults(**{name: s for name, s in FAULTS.items() if random.random() < 0.4}),
         operating={name: s for name, s in OPERATING.items() if random.random() < 0.6},
         operator_s=random.choice((0.2, 0.5, 1.0)),
         standbys=standbys,
+        split=split,
         by_time=random.random() < 0.4,
         purge_s=random.choice((0.0, 0.05, 0.05, 0.3)),
         drift_s=random.choice((0.0, 0.0, 2.0, 10.0)),
@@ -174,7 +179,7 @@ def random_plan(world: World) -> Plan:
         writer_s=random.choice((0.03, 0.1, 0.3)),
         burst=random.choice((1, 1, 12)),
         keys=random.choice((2, 6, 14)),
-        vbuckets=random.choice((1, 1, 2)),
+        vbuckets=2 if split else random.choice((1, 1, 2)),
         sync=random.random() < 0.7,
         varied_wires=random.random() < 0.5,
         max_failover_entries=entries,

@@ -47,6 +47,9 @@ _ROUNDS = 6
 
 _TIDY_S = 0.3
 
+#: A link is given so long to find out about a promotion.
+_PROMOTING_S = 2.0
+
 #: Chance that many documents are written at once.
 _BURSTING = 0.1
 
@@ -58,12 +61,33 @@ _ABSENCES_S = (0.0, 0.1, 1.0)
 
 
 class Site:
-    """A cluster: its nodes, and which of them is to be active."""
+    """A cluster: its nodes, and which of them is to be active.
 
-    def __init__(self, number: int, nodes: list[XdcrNode]) -> None:
+    Attributes:
+        active: this one; of a cluster that is split, with every second vBucket.
+        split: whether the other one is to be active with the rest.
+    """
+
+    def __init__(self, number: int, nodes: list[XdcrNode], *, split: bool) -> None:
         self.number = number
         self.nodes = nodes
         self.active = nodes[0]
+        self.split = split
+
+    def holder(self, number: int) -> XdcrNode:
+        """Return which node is to be active with a vBucket."""
+        if self.split and number % 2:
+            return next(node for node in self.nodes if node is not self.active)
+        return self.active
+
+    def is_right(self, vbuckets: int) -> bool:
+        """Tell whether each node is active with what it is to be, and at rest with it."""
+        holders = [self.holder(number) for number in range(vbuckets)]
+        return all(
+            node.quiet
+            and set(node.bucket.active) == {n for n, each in enumerate(holders) if each is node}
+            for node in holders
+        )
 
     @property
     def places(self) -> str:
@@ -99,6 +123,7 @@ class XdcrRun(Judged[Plan]):
         #: Links that were said to be made: node and name. Power loss may take them away.
         self._made: set[tuple[str, str]] = set()
         self._ever_stopped = False
+        self._promoted_at = 0.0
         self.world.watchers.append(self._look)
 
     def _make_site(self, number: int) -> Site:
@@ -113,7 +138,11 @@ class XdcrRun(Judged[Plan]):
                 random.uniform(-0.01, 0.01) if plan.drift_s else 0.0,
                 plan.grain_s,
             )
-        return Site(number, nodes)
+        sources = {route.source for route in plan.routes}
+        split = plan.split and number not in sources
+        if split:
+            self.cluster.slow.add(nodes[-1].name)
+        return Site(number, nodes, split=split)
 
     def _settings(self) -> Settings:
         plan = self.plan
@@ -157,7 +186,7 @@ class XdcrRun(Judged[Plan]):
         self._until(lambda: all(node.serving for node in self.nodes), "nodes", self._standing)
         for site in self.sites:
             for number in range(self.plan.vbuckets):
-                site.active.bucket.set_state(number, VBucketState.ACTIVE)
+                site.holder(number).bucket.set_state(number, VBucketState.ACTIVE)
         self._tidy()
         for route in self.plan.routes:
             self.world.after(route.late, partial(self._make, route))
@@ -216,12 +245,13 @@ class XdcrRun(Judged[Plan]):
         states = node.bucket.vbuckets
         for number in numbers:
             vbucket = states.get(number)
-            if node is site.active:
+            holder = site.holder(number)
+            if node is holder:
                 if vbucket is not None and vbucket.state != VBucketState.ACTIVE:
                     node.replication.fail_over([number], lambda *_: None)
             else:
                 source = node.replication.source_of(number) if vbucket is not None else None
-                wanted = address(site.active.name)
+                wanted = address(holder.name)
                 if source is None or source.place != wanted or node.awaits_a_word(number):
                     node.replication.follow(wanted, [number], demote=True, done=lambda _: None)
 
@@ -335,7 +365,14 @@ class XdcrRun(Judged[Plan]):
     def _checkpoint(self) -> None:
         found = self._route()
         if found is not None:
+            self.done["checkpoints in mid-snapshot"] += self._is_inside(found[0])
             found[1].command("checkpoint", name=found[0].name)
+
+    def _is_inside(self, route: Route) -> bool:
+        """Tell whether only a part of a snapshot has arrived."""
+        link = self.sites[route.source].active.xdcr.by_name.get(route.name)
+        places = [] if link is None else [each.through for each in link.shipments.values()]
+        return any(at.snapshot.start < at.seqno < at.snapshot.end for at in places)
 
     def _part(self) -> None:
         if len(self.nodes) > 1:
@@ -347,13 +384,18 @@ class XdcrRun(Judged[Plan]):
             )
 
     def _failover(self) -> None:
+        """Let the other node of a cluster be active; of one that is split, both change places."""
         site = self.world.random.choice(self.sites)
         others = [node for node in site.nodes if node is not site.active and node.serving]
         if others and all(
             number in others[0].bucket.vbuckets for number in range(self.plan.vbuckets)
         ):
+            self.done["failovers in mid-snapshot"] += any(map(self._is_inside, self.plan.routes))
             site.active = others[0]
-            site.active.replication.fail_over(range(self.plan.vbuckets), lambda *_: None)
+            for node in site.nodes:
+                numbers = [n for n in range(self.plan.vbuckets) if site.holder(n) is node]
+                if numbers and node.serving:
+                    node.replication.fail_over(numbers, lambda *_: None)
 
     def _behind(self) -> None:
         """Set the clock of a node back for a while."""
@@ -479,7 +521,7 @@ class XdcrRun(Judged[Plan]):
         )
 
     def _book(self, cluster: int, number: int) -> Book:
-        return self.truth.book(self.sites[cluster].active.name, number)
+        return self.truth.book(self.sites[cluster].holder(number).name, number)
 
     def _coming(self, sources: set[int], site: Site, number: int, key: bytes) -> Iterator[Version]:
         """Return versions of a key that links have read and that have not arrived at a cluster."""
@@ -536,6 +578,7 @@ class XdcrRun(Judged[Plan]):
             if not self._level() or self._messages() != before:
                 since, before = self.world.now, self._messages()
                 self._reconcile()
+                self._promote_again()
 
     def _messages(self) -> tuple[int, int]:
         """Return how much was sent, and how many changes there were."""
@@ -551,10 +594,8 @@ class XdcrRun(Judged[Plan]):
         )
 
     def _level(self) -> bool:
-        for site in self.sites:
-            node = site.active
-            if not node.quiet or len(node.bucket.active) != self.plan.vbuckets:
-                return False
+        if not all(site.is_right(self.plan.vbuckets) for site in self.sites):
+            return False
         for route in self.plan.routes:
             link = self.sites[route.source].active.xdcr.by_name.get(route.name)
             if link is None or link.state != "running" or link.progress.changes_left:
@@ -578,6 +619,22 @@ class XdcrRun(Judged[Plan]):
                 except CommandError as error:
                     self.world.note(f"reconcile: {error!r}")
 
+    def _promote_again(self) -> None:
+        """Promote once more where a promotion is lost, by power loss, that a link has heard of."""
+        if self.world.now < self._promoted_at + _PROMOTING_S:
+            return
+        for route in self.plan.routes:
+            link = self.sites[route.source].active.xdcr.by_name.get(route.name)
+            if link is None or not any("was promoted" in each for each in link.errors.shown()[-2:]):
+                continue
+            for number in range(self.plan.vbuckets):
+                holder = self.sites[route.target].holder(number)
+                if number not in link.shipments and number in holder.bucket.active:
+                    self._promoted_at = self.world.now
+                    self.done["promoted again"] += 1
+                    holder.bucket.set_state(number, VBucketState.DEAD)
+                    holder.replication.fail_over([number], lambda *_: None)
+
     def _standing(self) -> str:
         told = []
         for route in self.plan.routes:
@@ -591,7 +648,7 @@ class XdcrRun(Judged[Plan]):
                     f"through {through}, "
                     f"{link.nodes_shown()}, {link.errors.shown()[-2:]}"
                 )
-        told += [f"{site.active.name}: {sorted(site.active.bucket.active)}" for site in self.sites]
+        told += [f"{node.name}: {sorted(node.bucket.active)}" for node in self.nodes]
         return "; ".join(told)
 
     def finish(self) -> None:
@@ -604,12 +661,7 @@ class XdcrRun(Judged[Plan]):
                 for number in range(self.plan.vbuckets)
             )
         self.exempt.look_back()
-        self.final.judge(
-            {
-                site.number: lambda number, name=site.active.name: self.truth.book(name, number)
-                for site in self.sites
-            }
-        )
+        self.final.judge({site.number: partial(self._book, site.number) for site in self.sites})
         if self.plan.faults == type(self.plan.faults)() and not self.plan.operating:
             accepted = sum(len(versions) for versions in self.truth.known.values())
             judge_hops(self.plan, self._sent(), accepted)
