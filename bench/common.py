@@ -41,7 +41,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.warmup import Warmup
 from uprmc.server.system import SystemClock, SystemEntropy
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import CLEAN_MARK, Batch
+from uprmc.storage.interface import CLEAN_MARK, CommitBatch
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -358,7 +358,7 @@ def flush_all(bucket: Bucket) -> None:
 
 def close_in_order(bucket: Bucket) -> None:
     """Leave the clean mark and close, as a node does when it stops."""
-    bucket.store.commit(Batch(local={CLEAN_MARK: b"1"}))
+    bucket.store.commit(CommitBatch(local={CLEAN_MARK: b"1"}))
     bucket.store.close()
 
 

@@ -37,7 +37,7 @@ from uprmc.protocol.opcodes import SHAPES, EndReason, Feature, MarkerFlag, OpenF
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_BYTES
 from uprmc.protocol.upr_many import STREAM_REQUESTS_MAX_BYTES
 from uprmc.protocol.watermarks_many import REPORTS_MAX_BYTES
-from uprmc.rollback import Held, Position, Rule, check_range, rollback_point
+from uprmc.rollback import ConsumerPosition, Rule, VBucketHoldings, check_range, rollback_point
 from uprmc.upr.peer import Due, KeepAlive
 
 _PAGES = {
@@ -224,7 +224,7 @@ def _decided(row: list[str], rule: Rule) -> str:
         for name, seqno in (entry.split("@") for entry in row[0].split())
     )
     begin, end = map(int, row[5].split(".."))
-    position = Position(int(row[4]), SnapshotRange(begin, end), _uuid(row[3]))
+    position = ConsumerPosition(int(row[4]), SnapshotRange(begin, end), _uuid(row[3]))
     flags = int(row[6], 16)
     try:
         check_range(position, SEQNO_MAX)
@@ -232,7 +232,7 @@ def _decided(row: list[str], rule: Rule) -> str:
         return "`0022`"
     point = rollback_point(
         position,
-        Held(log, int(row[1]), int(row[2])),
+        VBucketHoldings(log, int(row[1]), int(row[2])),
         strict_uuid=bool(flags & StreamFlag.STRICT_UUID),
         ignore_purged=bool(flags & StreamFlag.IGNORE_PURGED),
         rule=rule,

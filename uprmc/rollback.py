@@ -33,7 +33,7 @@ class Rule(Enum):
     V3_0_0 = "3.0.0"
 
 
-class Position(NamedTuple):
+class ConsumerPosition(NamedTuple):
     """What a consumer says it holds.
 
     Attributes:
@@ -50,7 +50,7 @@ class Position(NamedTuple):
     known_versions: Sequence[FailoverEntry] = ()
 
 
-class Held(NamedTuple):
+class VBucketHoldings(NamedTuple):
     """What the vBucket holds.
 
     Attributes:
@@ -64,7 +64,7 @@ class Held(NamedTuple):
     purge_seqno: int
 
 
-def check_range(position: Position, end_seqno: int) -> None:
+def check_range(position: ConsumerPosition, end_seqno: int) -> None:
     """Refuse seqnos that contradict each other.
 
     Raises:
@@ -75,7 +75,7 @@ def check_range(position: Position, end_seqno: int) -> None:
         raise RangeExceeded(f"start {start}, end {end_seqno}, snapshot {snapshot}")
 
 
-def check_versions(position: Position, limit: int) -> None:
+def check_versions(position: ConsumerPosition, limit: int) -> None:
     """Refuse a list of known versions that is no failover log or has more than `limit` entries.
 
     Raises:
@@ -134,8 +134,8 @@ def shared_until(
 
 
 def rollback_point(
-    position: Position,
-    held: Held,
+    position: ConsumerPosition,
+    held: VBucketHoldings,
     *,
     strict_uuid: bool = False,
     ignore_purged: bool = False,

@@ -488,7 +488,7 @@ def interrupted_after(
             raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr("uprmc.columnar.lease.Lease.release", lambda lease: None)
+        patched.setattr("uprmc.columnar.lease.BulkLease.release", lambda lease: None)
         with pytest.raises(Killed):
             add(source, directory, progress=killed)
     (run,) = directory.rglob("run.json")

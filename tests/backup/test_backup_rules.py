@@ -24,7 +24,7 @@ from uprmc.backup.increments import (
 from uprmc.backup.manifest import VBucketPart
 from uprmc.columnar.errors import BackupForeign
 from uprmc.model import FailoverEntry
-from uprmc.rollback import Held
+from uprmc.rollback import VBucketHoldings
 
 A, B, C = 0xA, 0xB, 0xC
 
@@ -33,8 +33,8 @@ def part(uuid: int, start: int, end: int, *log: tuple[int, int], **rest: object)
     return VBucketPart(uuid, start, end, log=log or ((uuid, 0),), **rest)  # type: ignore[arg-type]
 
 
-def now_at(high: int, purge: int, log: Sequence[tuple[int, int]]) -> Held:
-    return Held(tuple(FailoverEntry(*each) for each in log), high, purge)
+def now_at(high: int, purge: int, log: Sequence[tuple[int, int]]) -> VBucketHoldings:
+    return VBucketHoldings(tuple(FailoverEntry(*each) for each in log), high, purge)
 
 
 FULL_TO_50 = part(A, 0, 50)
@@ -173,7 +173,7 @@ class VBucket:
         self.save()
 
     @property
-    def present(self) -> Held:
+    def present(self) -> VBucketHoldings:
         return now_at(self.high, self.purge, tuple(self.log))
 
     def documents(self) -> dict[str, tuple[int, str]]:

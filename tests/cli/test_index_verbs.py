@@ -17,7 +17,7 @@ from tests.cli.views_thread import listening
 from tests.codec.frames import RESPONSE, Frame, frame
 from tests.index.fake_index import FakeService
 from tests.index.memory_tree import MemoryTree, entries
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 
 MAP = {"emit": [{"key": "$.city", "value": 1}]}
 DESIGN = {"views": {"by_city": {"map": MAP}, "counted": {"map": MAP, "reduce": "_count"}}}
@@ -198,7 +198,7 @@ def test_what_is_not_there_is_a_failure(run: Run, arguments: list[str], said: st
 
 
 def test_a_refusal_of_the_index_is_shown_as_it_is(run: Run, service: FakeService) -> None:
-    service.groups["d"].refusal = Refused(504, "timeout", "not indexed within 1 s")
+    service.groups["d"].refusal = QueryRefused(504, "timeout", "not indexed within 1 s")
     ended = run("query", "d/by_city", "--timeout", "1s")
     assert (ended.code, ended.line()) == (1, "not indexed within 1 s")
     assert service.groups["d"].asked[0][-1] == 1.0

@@ -20,7 +20,7 @@ from interop.wire import OK, SET, Wire, frame, store
 from tests.cli.fake_node import CLOSE, FakeNode
 from tests.cli.here import Here, runner
 from tests.cli.support import listeners, uprmc
-from uprmc.cli.replicas import Following
+from uprmc.cli.replicas import FollowedSource
 
 VBUCKETS = 8
 STAT = 0x10
@@ -165,7 +165,7 @@ def test_a_node_that_knows_no_such_command_is_understood(here: Here) -> None:
 
 
 def test_a_replica_is_level_once_it_knows_how_far_its_source_is() -> None:
-    following = Following("a:1", "streaming", lag_items=0, known=True, error="")
+    following = FollowedSource("a:1", "streaming", lag_items=0, known=True, error="")
     assert following.level
     assert not following._replace(known=False).level
     assert not following._replace(lag_items=1).level

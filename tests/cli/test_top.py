@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.cli.here import runner
 from tests.codec.frames import Frame
 from tests.codec.node import ScriptedNode
-from uprmc.cli.top import Reading, line, sample, screen
+from uprmc.cli.top import TopReading, line, sample, screen
 
 
 class _Silent(ScriptedNode):
@@ -19,10 +19,10 @@ class _Silent(ScriptedNode):
         return []
 
 
-def _reading(at_s: float, pid: int = 1, **counters: int) -> Reading:
+def _reading(at_s: float, pid: int = 1, **counters: int) -> TopReading:
     general = {"pid": str(pid), **{name: str(value) for name, value in counters.items()}}
     consumers = {"0:name": "a:b", "0:items": "5", "0:seconds": "0.500"}
-    return Reading(at_s, general, {"consumers": consumers})
+    return TopReading(at_s, general, {"consumers": consumers})
 
 
 def test_rates_are_of_the_time_in_between() -> None:
@@ -57,7 +57,7 @@ def test_a_narrow_terminal_cuts_names_and_no_numbers() -> None:
     names = ("name", "kind", "streams", "items", "bytes", "seconds")
     values = ("uprmc-replica:0d2c1c1f6438:1", "replica", "1024", "93312", "8083333", "5.879")
     consumers = {f"0:{name}": value for name, value in zip(names, values, strict=True)}
-    found = sample(None, Reading(10.0, {"pid": "1"}, {"consumers": consumers}))
+    found = sample(None, TopReading(10.0, {"pid": "1"}, {"consumers": consumers}))
     console = Console(width=50, file=StringIO())
     console.print(screen("here", found, ""))
     shown = console.file.getvalue()  # type: ignore[attr-defined]

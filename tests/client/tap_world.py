@@ -13,7 +13,7 @@ from uprmc.client.tap_upstream import RemoteUpstream
 from uprmc.model import SEQNO_MAX, Item
 from uprmc.ports import Session
 from uprmc.protocol.upr import StreamRequest
-from uprmc.tap_adapter.upstream import Standing
+from uprmc.tap_adapter.upstream import UpstreamVBucket
 
 PLACE = "upstream:1"
 
@@ -119,8 +119,8 @@ class Joined:
                 return
         raise AssertionError("they never stop")
 
-    def survey(self, numbers: list[int] | None = None) -> dict[int, Standing]:
-        found: list[dict[int, Standing]] = []
+    def survey(self, numbers: list[int] | None = None) -> dict[int, UpstreamVBucket]:
+        found: list[dict[int, UpstreamVBucket]] = []
         self.upstream.survey(numbers, found.append)
         self.settle()
         (standings,) = found

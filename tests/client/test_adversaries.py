@@ -38,7 +38,7 @@ from uprmc.client.errors import (
     OpenRefused,
     ProducerError,
 )
-from uprmc.client.position import Place, Position
+from uprmc.client.position import Position, VBucketPlace
 
 
 @pytest.fixture(scope="module", name="server")
@@ -245,7 +245,7 @@ def test_a_state_serves_one_client_at_a_time(server: ServerProcess, tmp_path: Pa
 
 
 def test_a_ring_of_single_keys_is_counted_in_few_pieces() -> None:
-    place = Place(0)
+    place = VBucketPlace(0)
     trimmed = None
     for seqno in range(1, 50_001):
         place.complete(seqno)

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc import rollback
-from uprmc.client.position import Asked, Place
+from uprmc.client.position import Asked, VBucketPlace
 from uprmc.client.state import Saved
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
-from uprmc.rollback import Held, rollback_point
+from uprmc.rollback import VBucketHoldings, rollback_point
 
 A, B, C, D, E = range(1, 6)
 
@@ -24,10 +24,10 @@ def log(text: str) -> Log:
     return tuple(FailoverEntry(names[name], int(seqno)) for name, seqno in pairs)
 
 
-def place(text: str, seqno: int, whole: int | None = None, end: int | None = None) -> Place:
+def place(text: str, seqno: int, whole: int | None = None, end: int | None = None) -> VBucketPlace:
     """A consumer at `seqno`, in a snapshot that is whole unless its bounds are said."""
     bounds = SnapshotRange(seqno if whole is None else whole, seqno if end is None else end)
-    return Place.of(0, Saved(seqno, bounds, log(text), 0), 0, 0)
+    return VBucketPlace.of(0, Saved(seqno, bounds, log(text), 0), 0, 0)
 
 
 #: Our log, our seqno, the node's log, its high seqno; how far back, worked out by hand.
@@ -70,8 +70,8 @@ def test_both_sides_find_the_newest_common_history_and_the_smaller_seqno(
     here = place(ours, seqno)
     asked = here.asked()
     uuid = asked.known_versions[0].uuid
-    position = rollback.Position(asked.seqno, asked.snapshot, uuid, asked.known_versions)
-    assert rollback_point(position, Held(log(theirs), high, 0)) == back_to
+    position = rollback.ConsumerPosition(asked.seqno, asked.snapshot, uuid, asked.known_versions)
+    assert rollback_point(position, VBucketHoldings(log(theirs), high, 0)) == back_to
     if back_to is None or back_to < high:
         assert here.agreed(log(theirs)) == back_to
 
@@ -85,7 +85,7 @@ def test_inside_of_a_snapshot_that_is_not_shared_we_go_back_before_it() -> None:
 
 
 def test_a_new_consumer_asks_for_everything_and_names_no_history() -> None:
-    assert Place(0).asked() == Asked(0, SnapshotRange(0, 0), 0, ())
+    assert VBucketPlace(0).asked() == Asked(0, SnapshotRange(0, 0), 0, ())
 
 
 def test_the_history_that_is_named_is_the_one_our_seqno_was_given_in() -> None:
@@ -109,7 +109,7 @@ def test_inside_of_a_snapshot_its_bounds_are_asked_and_saved() -> None:
 
 def test_only_as_many_known_versions_are_sent_as_are_read() -> None:
     entries = tuple(FailoverEntry(number, 100 - number) for number in range(1, 101))
-    here = Place.of(0, Saved(500, SnapshotRange(500, 500), entries, 0), 0, 0)
+    here = VBucketPlace.of(0, Saved(500, SnapshotRange(500, 500), entries, 0), 0, 0)
     assert len(here.asked().known_versions) == 25
 
 
@@ -174,7 +174,7 @@ def test_above_the_last_whole_snapshot_everything_is_kept() -> None:
 
 
 def test_before_the_first_whole_snapshot_old_keys_go() -> None:
-    here = Place(0)
+    here = VBucketPlace(0)
     here.begin(1000, 0)
     assert here.remember(50, 50, 10) is None
     here.take(50)
@@ -183,7 +183,7 @@ def test_before_the_first_whole_snapshot_old_keys_go() -> None:
 
 def test_before_the_first_whole_snapshot_keys_that_come_again_stay() -> None:
     """After a crash inside the first snapshot the ring is ahead of the place."""
-    here = Place.of(0, Saved(2, SnapshotRange(0, 7), (FailoverEntry(1, 0),), 2), 12, 5)
+    here = VBucketPlace.of(0, Saved(2, SnapshotRange(0, 7), (FailoverEntry(1, 0),), 2), 12, 5)
     assert here.remember(6, 3, 1) is None
 
 
@@ -193,7 +193,7 @@ def test_before_the_first_whole_snapshot_keys_that_come_again_stay() -> None:
 )
 def test_the_ring_covers_what_it_says(batches: list[tuple[int, bool]], keep: int) -> None:
     """Against a plain list: nothing above `ring_from` is trimmed, and no less than `keep` stays."""
-    here, kept, seqno = Place(0), [0] * 0, 0
+    here, kept, seqno = VBucketPlace(0), [0] * 0, 0
     for count, ends in batches:
         batch = list(range(seqno + 1, seqno + count + 1))
         seqno = batch[-1]
@@ -227,7 +227,7 @@ def test_what_the_handler_has_seen_is_shared_as_far_as_both_sides_agree(
 
     our_log, their_log = drawn(ours), drawn(theirs)
     applied = data.draw(st.integers(our_log[0].seqno + 1, 120))
-    here = Place.of(0, Saved(applied, SnapshotRange(applied, applied), our_log, 0), 0, 0)
+    here = VBucketPlace.of(0, Saved(applied, SnapshotRange(applied, applied), our_log, 0), 0, 0)
     back_to = here.agreed(their_log)
     assert here.holds_until(their_log) == (applied if back_to is None else back_to)
 

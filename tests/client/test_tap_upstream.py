@@ -19,7 +19,7 @@ from uprmc.client.tap_upstream import NAME_MAX_BYTES, FramePasser, RemoteUpstrea
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.remote.stream import StreamState
-from uprmc.tap_adapter.upstream import Standing, Upstream
+from uprmc.tap_adapter.upstream import Upstream, UpstreamVBucket
 
 STAT, VERSION = 0x10, 0xE7
 
@@ -40,7 +40,7 @@ def test_a_survey_tells_states_seqnos_and_histories() -> None:
     joined = Joined(rig)
     uuid = rig.bucket.vbuckets[0].failover_log[0].uuid
     found = joined.survey()
-    assert found[0] == Standing(ACTIVE, 2, uuid)
+    assert found[0] == UpstreamVBucket(ACTIVE, 2, uuid)
     assert found[1].state == REPLICA
     assert sorted(found) == [0, 1, 3]
     assert sorted(joined.survey([3, 0, 9])) == [0, 3]
@@ -52,7 +52,7 @@ def test_what_is_asked_before_the_connection_is_made_waits() -> None:
     rig = node(100)
     write(rig, 0, b"a")
     joined = Joined(rig, connect=False)
-    found: list[dict[int, Standing]] = []
+    found: list[dict[int, UpstreamVBucket]] = []
     joined.upstream.survey([0], found.append)
     assert found == []
     joined.connect()
@@ -301,7 +301,7 @@ class OldProducer(FakeProducer):
 
 def test_an_old_producer_is_surveyed_by_its_statistics() -> None:
     joined = Joined(OldProducer())
-    assert joined.survey() == {0: Standing(ACTIVE, 12, 7), 1: Standing(REPLICA, 5, 7)}
+    assert joined.survey() == {0: UpstreamVBucket(ACTIVE, 12, 7), 1: UpstreamVBucket(REPLICA, 5, 7)}
     assert sorted(joined.survey([0])) == [0]
 
 

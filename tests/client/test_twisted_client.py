@@ -21,7 +21,7 @@ from tests.server.support import Loop
 from tests.server.test_dialer import certificate_for
 from uprmc.client import Change, Handler
 from uprmc.client.errors import ConnectionLost, MisuseError, NodeUnreachable, WaitedTooLong
-from uprmc.client.twisted_client import BATCH_MAX_BYTES, Link
+from uprmc.client.twisted_client import BATCH_MAX_BYTES, TwistedLink
 
 
 @pytest.fixture(name="loop")
@@ -211,12 +211,12 @@ class Owner:
     def hear(self) -> None:
         pass
 
-    def left(self, link: Link) -> None:
+    def left(self, link: TwistedLink) -> None:
         pass
 
 
 def test_a_link_reads_no_further_when_a_batch_waits() -> None:
-    link, transport = Link(Owner(), NOWHERE, 0.0), StringTransport()
+    link, transport = TwistedLink(Owner(), NOWHERE, 0.0), StringTransport()
     link.transport = transport
     link.dataReceived(b"x" * (BATCH_MAX_BYTES - 1))
     assert transport.producerState == "producing"

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.columnar.read_peer import UUID, accepted, deletion, marker, mutation, stream_end
-from uprmc.client.decoder import Decoder as Reference
-from uprmc.columnar.decoder import READ_BYTES, Block, Decoder, Noop
+from uprmc.client.decoder import ColumnDecoder as Reference
+from uprmc.columnar.decoder import READ_BYTES, Block, ColumnDecoder, Noop
 from uprmc.columnar.errors import KeyNotText, ProtocolError
 from uprmc.columnar.read_state import Range, ReadState, StreamEnd
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
@@ -32,13 +32,13 @@ from uprmc.remote.stream import StreamState as ReferenceState
 ALL = Columns(DEFAULT + OPTIONAL, key_type="binary", u64="decimal")
 
 
-def decoder(columns: Columns = ALL, *states: ReadState, **more: Any) -> Decoder:
-    found = Decoder("node:1", columns, **{"rows": 1000, "size_bytes": 1 << 20} | more)
+def decoder(columns: Columns = ALL, *states: ReadState, **more: Any) -> ColumnDecoder:
+    found = ColumnDecoder("node:1", columns, **{"rows": 1000, "size_bytes": 1 << 20} | more)
     found.states.update(dict(enumerate(states, 1)))
     return found
 
 
-def feed(found: Decoder, data: bytes, cuts: Iterable[int] = ()) -> list[Any]:
+def feed(found: ColumnDecoder, data: bytes, cuts: Iterable[int] = ()) -> list[Any]:
     notices = []
     at = 0
     for cut in [*sorted(cuts), len(data)]:

@@ -22,12 +22,12 @@ from uprmc.columnar.errors import (
     Unreachable,
 )
 from uprmc.columnar.lease import (
+    BulkLease,
     KeptLease,
-    Lease,
     acquire,
     of_token,
 )
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.management import encode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode, Status
@@ -54,7 +54,7 @@ def one_lease_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerP
 def test_a_lease_tells_what_it_holds(servers: str) -> None:
     with KvClient([servers]) as kv:
         kv.set_many({b"k%d" % n: b"v" for n in range(100)})
-    with Nodes(access(servers)) as nodes:
+    with BulkNodes(access(servers)) as nodes:
         standings = nodes.standings()
     lease = acquire(access(servers), None, 30)
     try:
@@ -98,7 +98,7 @@ def test_a_vbucket_that_there_is_not_gets_no_lease(servers: str) -> None:
 def test_a_lease_is_waited_for_while_others_are_held(one_lease_node: ServerProcess) -> None:
     place = str(one_lease_node.upr)
     first = acquire(access(place), None, 30)
-    found: list[Lease] = []
+    found: list[BulkLease] = []
     waiting = threading.Thread(target=lambda: found.append(acquire(access(place), None, 30)))
     waiting.start()
     with KvClient([place]) as kv:  # the one that waits has been refused meanwhile, or will be soon

@@ -15,7 +15,7 @@ from uprmc.client.connection import NodeConnection
 from uprmc.client.kv import KvClient, KvMap
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, NoVBucket, ProtocolError, Unreachable, VBucketsChanged
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.retry_policy import Busy
 from uprmc.model import FailoverEntry, vbucket_of
 from uprmc.protocol.header import encode_response
@@ -44,7 +44,7 @@ def test_a_key_belongs_where_the_other_client_puts_it(key: bytes, vbuckets: int)
 
 
 def test_standings_are_those_of_the_node(servers: str, documents: dict[bytes, int]) -> None:
-    with Nodes(access(servers)) as nodes:
+    with BulkNodes(access(servers)) as nodes:
         found = nodes.standings(items=True)
         assert nodes.vbuckets == 64
         assert nodes.owners == dict.fromkeys(range(64), servers)
@@ -59,27 +59,27 @@ def test_standings_are_those_of_the_node(servers: str, documents: dict[bytes, in
 
 
 def test_standings_of_some(servers: str) -> None:
-    with Nodes(access(servers)) as nodes:
+    with BulkNodes(access(servers)) as nodes:
         found = nodes.standings([5, 3, 5])
     assert list(found) == [3, 5]
     assert found[3].items == 0
 
 
 def test_what_was_stored_is_persisted_in_the_end(servers: str, documents: dict[bytes, int]) -> None:
-    with Nodes(access(servers)) as nodes:
+    with BulkNodes(access(servers)) as nodes:
         standing = nodes.standings([5])[5]
         assert 0 <= nodes.persisted(5, standing.log[0][0]) <= standing.high_seqno
 
 
 def test_a_vbucket_that_there_is_not_is_named(servers: str) -> None:
     with (
-        Nodes(access(servers)) as nodes,
+        BulkNodes(access(servers)) as nodes,
         pytest.raises(NoVBucket, match="vBucket 64: there are only 64"),
     ):
         nodes.standings([64])
     with (
         FakeNode({0: 1}) as node,
-        Nodes(access(node.place)) as nodes,
+        BulkNodes(access(node.place)) as nodes,
         pytest.raises(NoVBucket, match=f"vBucket 1 is active at none of {node.place}"),
     ):
         nodes.by_place([0, 1])
@@ -109,7 +109,7 @@ def test_of_two_claims_the_higher_term_is_followed_however_often_the_other_crash
         _log_of(old, 5, 4, 3, 1)
         _log_of(new, 2, 1)
         for servers in ((old.place, new.place), (new.place, old.place)):
-            with Nodes(access(*servers)) as nodes:
+            with BulkNodes(access(*servers)) as nodes:
                 assert nodes.owners == {0: new.place, 1: old.place, 2: new.place}
                 assert nodes.standings()[0].term == 2
         assert set(told) == {(0, 2, 2), (0, 2, 1)}
@@ -119,7 +119,7 @@ def test_a_kept_connection_that_fails_is_no_silent_node() -> None:
     """The right node has restarted; the other one was deposed and has come back."""
     with FakeNode({}) as deposed, FakeNode({0: 5}) as right:
         deposed.term, right.term = 1, 2
-        with Nodes(access(deposed.place, right.place)) as nodes:
+        with BulkNodes(access(deposed.place, right.place)) as nodes:
             deposed.high = {0: 9}
             for _ in range(8):
                 right.hang_up()
@@ -133,7 +133,7 @@ def test_a_lower_term_than_is_known_is_not_read_when_the_right_node_is_down() ->
     with FakeNode({0: 9}) as deposed, FakeNode({0: 5}) as right:
         deposed.term, right.term = 1, 2
         place = right.place
-        with Nodes(access(deposed.place, place)) as nodes:
+        with BulkNodes(access(deposed.place, place)) as nodes:
             right.__exit__(None, None, None)
             nodes.refresh()
             assert nodes.owners == {}
@@ -141,14 +141,14 @@ def test_a_lower_term_than_is_known_is_not_read_when_the_right_node_is_down() ->
                 nodes.by_place([0])
             assert f"no node answers at {place}" in str(told.value)
         remembered = replace(access(deposed.place), terms={0: 2})
-        with Nodes(remembered) as nodes:
+        with BulkNodes(remembered) as nodes:
             assert nodes.owners == {}
 
 
 def test_all_that_are_missing_are_listed() -> None:
     with (
         FakeNode({1: 1}, vbuckets=8) as node,
-        Nodes(access(node.place)) as nodes,
+        BulkNodes(access(node.place)) as nodes,
         pytest.raises(NoVBucket, match=f"vBuckets 0,2-7 are active at none of {node.place}"),
     ):
         nodes.by_place(range(8))
@@ -157,7 +157,7 @@ def test_all_that_are_missing_are_listed() -> None:
 def test_the_map_of_one_node_leads_to_the_others() -> None:
     with FakeNode({0: 1}) as first, FakeNode({1: 1}) as second:
         first.others = [second.place]
-        with Nodes(access(first.place)) as nodes:
+        with BulkNodes(access(first.place)) as nodes:
             assert nodes.owners == {0: first.place, 1: second.place}
 
 
@@ -165,7 +165,7 @@ def test_a_node_that_is_away_has_nothing_and_is_mentioned() -> None:
     with FakeNode({0: 1}) as here, FakeNode({1: 1}) as gone:
         place = gone.place
         here.others = [place]
-    with FakeNode({0: 1}) as here, Nodes(access(here.place, place)) as nodes:
+    with FakeNode({0: 1}) as here, BulkNodes(access(here.place, place)) as nodes:
         assert nodes.owners == {0: here.place}
         with pytest.raises(NoVBucket, match=f"no node answers at {place}"):
             nodes.by_place([1])
@@ -177,7 +177,7 @@ def test_nodes_of_two_buckets_are_refused() -> None:
         FakeNode({0: 1}, vbuckets=8) as other,
         pytest.raises(VBucketsChanged, match="has 8 vBuckets, not 4"),
     ):
-        Nodes(access(one.place, other.place))
+        BulkNodes(access(one.place, other.place))
 
 
 # --- bad ends -------------------------------------------------------------------------------------
@@ -187,9 +187,9 @@ def test_no_node_at_all_is_one_line() -> None:
     with FakeNode({0: 1}) as gone:
         place = gone.place
     with pytest.raises(Unreachable, match=f"UPRMC_UNREACHABLE no node answers at {place}"):
-        Nodes(access(place))
+        BulkNodes(access(place))
     with pytest.raises(BadOption, match="name at least one node"):
-        Nodes(Access(()))
+        BulkNodes(Access(()))
 
 
 def test_a_node_that_warms_up_is_asked_again() -> None:
@@ -203,7 +203,7 @@ def test_a_node_that_warms_up_is_asked_again() -> None:
             return refused(frame, busy.pop())
 
         right[Opcode.GET_ALL_VB_SEQNOS] = answer
-        with Nodes(access(node.place)) as nodes:
+        with BulkNodes(access(node.place)) as nodes:
             assert nodes.owners == {0: node.place}
 
 
@@ -211,12 +211,12 @@ def test_a_node_that_warms_up_for_ever_is_given_up() -> None:
     with FakeNode({0: 1}) as node:
         node.instead[Opcode.GET_ALL_VB_SEQNOS] = lambda frame: refused(frame, Status.BUSY)
         with pytest.raises(Busy, match="Server too busy"):
-            Nodes(access(node.place))
+            BulkNodes(access(node.place))
         assert node.count(Opcode.GET_ALL_VB_SEQNOS) == 3
 
 
 def test_a_lost_connection_is_made_again() -> None:
-    with FakeNode({0: 1}) as node, Nodes(access(node.place)) as nodes:
+    with FakeNode({0: 1}) as node, BulkNodes(access(node.place)) as nodes:
         answers = node.instead
 
         def hang_up(frame: Frame) -> None:
@@ -240,5 +240,5 @@ def test_a_torn_answer_is_protocol_error(opcode: int, value: bytes, words: str) 
         node.instead[opcode] = lambda frame: encode_response(
             frame.opcode, value=value, opaque=frame.opaque
         )
-        with pytest.raises(ProtocolError, match=words), Nodes(access(node.place)) as nodes:
+        with pytest.raises(ProtocolError, match=words), BulkNodes(access(node.place)) as nodes:
             nodes.standings()

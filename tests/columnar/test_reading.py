@@ -14,11 +14,11 @@ from interop.proxy import Proxy
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk.world import compact
 from uprmc.client.kv import KvClient
-from uprmc.client.lease import Lease as ReferenceLease
+from uprmc.client.lease import BulkLease as ReferenceLease
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, Unreachable
-from uprmc.columnar.lease import KeptLease, Lease, acquire
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.lease import BulkLease, KeptLease, acquire
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
@@ -122,7 +122,7 @@ def test_what_was_read_is_told_once_its_rows_are_out(filled: ServerProcess) -> N
     for batch in read(access(filled.upr), whole(), COLUMNS, on_done=told.append, batch_rows=500):
         for vbucket in batch["_vb"].to_pylist():
             seen[vbucket] += 1
-    with Nodes(access(filled.upr)) as nodes:
+    with BulkNodes(access(filled.upr)) as nodes:
         standings = nodes.standings(items=True)
     assert sorted(done.vbucket for done in told) == list(range(VBUCKETS))
     for done in told:
@@ -254,7 +254,7 @@ def test_a_vbucket_that_there_is_not_is_named(filled: ServerProcess) -> None:
 
 
 def _boundary(place: object, vbucket: int) -> tuple[int, int]:
-    with Nodes(access(place)) as nodes:
+    with BulkNodes(access(place)) as nodes:
         standing = nodes.standings([vbucket])[vbucket]
     return standing.log[0][0], standing.high_seqno
 
@@ -345,7 +345,7 @@ def test_a_lease_gives_the_same_rows_each_time_while_writes_go_on(
     writer.start()
     try:
         with ReferenceLease(place, range(VBUCKETS), 60) as reference:
-            token = Lease(
+            token = BulkLease(
                 access(place), [Grant(place, reference.id, tuple(range(VBUCKETS)))], {}, 60
             ).token
             expected = {change.key: change for change in reference.read()}
@@ -391,7 +391,7 @@ def test_a_read_leaves_no_lease_behind(filled: ServerProcess) -> None:
         assert batch.num_rows == 100
         break
     list(read(access(place), whole(), COLUMNS))
-    with Nodes(access(place)) as nodes:
+    with BulkNodes(access(place)) as nodes:
         assert int(nodes.connection(place).stats("leases")["open"]) == 0
 
 
@@ -543,7 +543,7 @@ def test_a_node_that_goes_away_is_unreachable_and_one_that_is_back_is_read(
 def _persisted(node: ServerProcess) -> None:
     """Wait until everything is on disk, so that a kill loses nothing."""
     assert node.upr
-    with Nodes(access(node.upr)) as nodes:
+    with BulkNodes(access(node.upr)) as nodes:
         for vbucket, standing in nodes.standings().items():
             while nodes.persisted(vbucket, standing.log[0][0]) < standing.high_seqno:
                 pass

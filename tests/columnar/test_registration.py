@@ -12,7 +12,7 @@ from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import ProtocolError, Refused
-from uprmc.columnar.registration import Registration, unregister
+from uprmc.columnar.registration import BulkRegistration, unregister
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.remote.registering import Instance
@@ -42,8 +42,8 @@ def answer(frame: Frame, *refused: Row, follows: bool = False) -> bytes:
     )
 
 
-def registered(node: FakeNode, **more: Any) -> Registration:
-    found = Registration(access(node), Instance(b"me"), restarts=True, **more)
+def registered(node: FakeNode, **more: Any) -> BulkRegistration:
+    found = BulkRegistration(access(node), Instance(b"me"), restarts=True, **more)
     found.begin(lambda _: (3, 0xABCD), dict.fromkeys(range(4), node.place))
     return found
 

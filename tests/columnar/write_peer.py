@@ -16,7 +16,7 @@ from typing import Any
 
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import ProtocolError, Unreachable
-from uprmc.columnar.nodes import Standing
+from uprmc.columnar.nodes import NodeStanding
 from uprmc.model import vbucket_of
 from uprmc.protocol.binary import (
     OBSERVE_SEQNO_FAILOVER_REPLY,
@@ -121,10 +121,10 @@ class Cluster:
             line.close()
         self._lines, self._threads = [], []
 
-    def standings(self, vbuckets: Any = None) -> dict[int, Standing]:
+    def standings(self, vbuckets: Any = None) -> dict[int, NodeStanding]:
         numbers = range(self.vbuckets) if vbuckets is None else vbuckets
         return {
-            n: Standing(n, self.owner(n), self.seqnos.get(n, 0), ((self.uuid(n), 0),))
+            n: NodeStanding(n, self.owner(n), self.seqnos.get(n, 0), ((self.uuid(n), 0),))
             for n in numbers
         }
 

@@ -30,7 +30,7 @@ from uprmc.columnar.errors import SparkError
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
-from uprmc.upr.link import Link
+from uprmc.upr.link import ReplicaLink
 
 NOOP = 0x5C
 
@@ -240,7 +240,7 @@ class Replica(InMemory):
         self._dial()
 
     def _dial(self) -> None:
-        self._link = Link(self._rig.services.upr, b"repl", lambda: None, self._owner)
+        self._link = ReplicaLink(self._rig.services.upr, b"repl", lambda: None, self._owner)
 
     def seqnos(self) -> list[int]:
         return sorted(item.seqno for item in table_of(self._rig.bucket.vbuckets[0]).values())

@@ -35,10 +35,10 @@ from uprmc.model import (
     VBucketState,
 )
 from uprmc.record import pack, unpack
-from uprmc.storage.interface import Batch, Store, StoreView
+from uprmc.storage.interface import CommitBatch, Store, StoreView
 
 
-def _replaced(batch: Batch) -> dict[int, list[int]]:
+def _replaced(batch: CommitBatch) -> dict[int, list[int]]:
     """Return what a commit says that it has replaced, by vBucket."""
     found = {
         number: sorted(int.from_bytes(place[:8]) for place in places)
@@ -89,7 +89,7 @@ class StoreContract:
         second = write(live(b"b", 4), live(b"c", 5), live(b"d", 6))
         store.commit(second)
         assert _replaced(second) == {0: [2, 3]}
-        third = Batch(
+        third = CommitBatch(
             [
                 change_of(0, header(6), forget=[b"a", b"none"]),
                 change_of(1, header(1), [live(b"a", 1)]),
@@ -183,7 +183,7 @@ class StoreContract:
 
     def test_vbuckets_do_not_see_each_other(self, store: Store) -> None:
         store.commit(
-            Batch(
+            CommitBatch(
                 [
                     change_of(number, header(1), [live(b"same", 1, b"%d" % number)])
                     for number in (1023, 0, 255, 256)
@@ -262,7 +262,7 @@ class StoreContract:
             purge_seqno=2**62,
             max_deleted_rev=2**61,
         )
-        store.commit(Batch([change_of(7, full), change_of(1023, header(0))]))
+        store.commit(CommitBatch([change_of(7, full), change_of(1023, header(0))]))
         view = store.view()
         assert view.header(7) == full
         assert view.headers() == {7: full, 1023: header(0)}
@@ -270,7 +270,7 @@ class StoreContract:
 
     def test_a_header_is_replaced_by_the_newest(self, store: Store) -> None:
         store.commit(write(live(b"k", 1)))
-        store.commit(Batch([change_of(0, header(9, uuid=2))]))
+        store.commit(CommitBatch([change_of(0, header(9, uuid=2))]))
         view = store.view()
         assert view.header(0) == header(9, uuid=2)
         assert by_seq(view) == [(b"k", 1)]
@@ -309,10 +309,10 @@ class StoreContract:
     def test_a_reset_of_all_forgets_every_vbucket_and_spares_local_documents(
         self, store: Store
     ) -> None:
-        store.commit(Batch(local={b"checkpoint": b"7"}))
+        store.commit(CommitBatch(local={b"checkpoint": b"7"}))
         for vbucket in (0, 5, 1023):
             store.commit(write(live(b"k", 1), vbucket=vbucket))
-        store.commit(Batch([change_of(5, header(2), [live(b"new", 2)])], reset_all=True))
+        store.commit(CommitBatch([change_of(5, header(2), [live(b"new", 2)])], reset_all=True))
         view = store.view()
         assert by_id(view) == [(5, b"new", 2)]
         assert [by_seq(view, vbucket) for vbucket in (0, 5, 1023)] == [[], [(b"new", 2)], []]
@@ -399,14 +399,14 @@ class StoreContract:
     # --- local documents ---
 
     def test_local_documents_are_in_no_index_and_no_stream(self, store: Store) -> None:
-        store.commit(Batch(local={b"a": b"1", b"b": b"", b"": b"unnamed"}))
+        store.commit(CommitBatch(local={b"a": b"1", b"b": b"", b"": b"unnamed"}))
         assert [store.local(name) for name in (b"a", b"b", b"", b"c")] == [
             b"1",
             b"",
             b"unnamed",
             None,
         ]
-        store.commit(Batch(local={b"a": b"2", b"b": None, b"c": None}))
+        store.commit(CommitBatch(local={b"a": b"2", b"b": None, b"c": None}))
         assert [store.local(name) for name in (b"a", b"b", b"c")] == [b"2", None, None]
         view = store.view()
         assert view.count() == 0
@@ -427,7 +427,7 @@ class StoreContract:
             store.commit(write(*items, reset=random.random() < 0.2))
             view = store.view()
             views.append((view, contents(view, [0])))
-        store.commit(Batch(reset_all=True))
+        store.commit(CommitBatch(reset_all=True))
         for view, seen in views:
             assert contents(view, [0]) == seen
             view.close()
@@ -531,7 +531,7 @@ class StoreContract:
             store.sync,
             store.grow,
             lambda: store.local(b"a"),
-            lambda: store.commit(Batch()),
+            lambda: store.commit(CommitBatch()),
         ]
         for use in uses:
             with pytest.raises(StoreError):
@@ -543,7 +543,9 @@ class StoreContract:
     def test_what_was_committed_is_there_after_reopening(self, tmp_path: Path) -> None:
         store = self.create(tmp_path / "data")
         store.commit(write(live(b"a", 1), live(b"b", 2)))
-        store.commit(Batch([change_of(0, header(3), [tombstone(b"a", 3)])], local={b"doc": b"1"}))
+        store.commit(
+            CommitBatch([change_of(0, header(3), [tombstone(b"a", 3)])], local={b"doc": b"1"})
+        )
         before = store.view()
         seen = contents(before, [0])
         before.close()

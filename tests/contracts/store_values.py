@@ -15,7 +15,7 @@ from uprmc.model import (
     VBucketState,
 )
 from uprmc.record import seqno_of
-from uprmc.storage.interface import Batch, StoreView
+from uprmc.storage.interface import CommitBatch, StoreView
 
 
 def live(key: bytes, seqno: int, value: bytes = b"value") -> Item:
@@ -45,15 +45,15 @@ def write(
     drop: Sequence[tuple[bytes, int]] = (),
     rewind: int | None = None,
     forget: Sequence[bytes] = (),
-) -> Batch:
+) -> CommitBatch:
     """Return a batch for one vBucket, with a header that fits."""
     high = max((item.seqno for item in items), default=0)
-    return Batch([change_of(vbucket, header(high), items, reset, drop, rewind, forget)])
+    return CommitBatch([change_of(vbucket, header(high), items, reset, drop, rewind, forget)])
 
 
-def removal(vbucket: int) -> Batch:
+def removal(vbucket: int) -> CommitBatch:
     """Return a batch that removes a vBucket with everything in it."""
-    return Batch([change_of(vbucket, None)])
+    return CommitBatch([change_of(vbucket, None)])
 
 
 def by_seq(view: StoreView, vbucket: int = 0, after: int = 0) -> list[tuple[bytes, int]]:

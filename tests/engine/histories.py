@@ -12,13 +12,13 @@ from typing import NamedTuple
 
 from uprmc.engine.failover_log import branched, last_complete_seqno, new_log
 from uprmc.model import SEQNO_MAX, FailoverLog, SnapshotRange
-from uprmc.rollback import Held, Position, check_range, check_versions
+from uprmc.rollback import ConsumerPosition, VBucketHoldings, check_range, check_versions
 
 PEERS = 4
 #: Small, so that logs lose their oldest entries too.
 LOG_LIMIT = 4
 
-Decide = Callable[[Position, Held], int | None]
+Decide = Callable[[ConsumerPosition, VBucketHoldings], int | None]
 
 
 class Write(NamedTuple):
@@ -54,14 +54,14 @@ class Peer:
         return self.sent[-1].seqno if self.sent else 0
 
     @property
-    def held(self) -> Held:
-        return Held(self.log, self.high_seqno, self.purge_seqno)
+    def held(self) -> VBucketHoldings:
+        return VBucketHoldings(self.log, self.high_seqno, self.purge_seqno)
 
-    def position(self, *, every_version: bool) -> Position:
+    def position(self, *, every_version: bool) -> ConsumerPosition:
         """What it asks with; a consumer that falls back forgets younger branches."""
         uuid = self.log[0].uuid if self.log else 0
         versions = self.log if every_version else ()
-        return Position(self.high_seqno, self.snapshot, uuid, versions)
+        return ConsumerPosition(self.high_seqno, self.snapshot, uuid, versions)
 
     def documents(self) -> dict[str, int]:
         newest = {write.key: write.value for write in self.sent}

@@ -16,7 +16,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Warmup
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
-from uprmc.storage.interface import CLEAN_MARK, Batch
+from uprmc.storage.interface import CLEAN_MARK, CommitBatch
 from uprmc.storage.memory import MemoryStore
 
 #: What a manual clock starts at.
@@ -74,9 +74,9 @@ class FaultyStore(MemoryStore):
     def __init__(self, *, sync: bool = True) -> None:
         super().__init__(sync=sync)
         self.refusal: StoreError | None = None
-        self.commits: list[Batch] = []
+        self.commits: list[CommitBatch] = []
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: CommitBatch) -> None:
         """Write `batch` atomically, or refuse."""
         if self.refusal is not None:
             raise self.refusal
@@ -173,7 +173,7 @@ class Node:
         """Stop in order: everything is written, then the clean mark."""
         self.bucket.shut_traffic_out()
         self.flush()
-        self.store.commit(Batch(local={CLEAN_MARK: b"1"}))
+        self.store.commit(CommitBatch(local={CLEAN_MARK: b"1"}))
 
     def restarted(self) -> Node:
         """Return the node that starts from what is in the store now; this one is no more."""

@@ -27,7 +27,7 @@ from uprmc.config import StorageSettings, UprSettings
 from uprmc.engine import purge, replica, write_queue
 from uprmc.engine import reading as reading_module
 from uprmc.engine.flusher import Flush
-from uprmc.engine.reading import Lease, Leases, Reading
+from uprmc.engine.reading import EngineLease, Leases, Reading
 from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.with_meta import Demand, accept_version
@@ -96,7 +96,7 @@ class ReadingMachine(RuleBasedStateMachine):
         self.leases = Leases(self.bucket, UprSettings())
         self.accepted: dict[int, list[Item]] = {}
         self.readers: list[Reader] = []
-        self.held: list[Lease] = []
+        self.held: list[EngineLease] = []
         self.queues: dict[int, WriteQueue] = {}
         self.flush: Flush | None = None
         self.committed = False

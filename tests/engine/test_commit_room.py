@@ -12,7 +12,7 @@ from uprmc.engine.commit_room import CommitRoom, commit_growing
 from uprmc.errors import StoreError, StoreMapFull
 from uprmc.model import Item
 from uprmc.record import pack
-from uprmc.storage.interface import Batch, StoreUsage, Trees
+from uprmc.storage.interface import CommitBatch, StoreUsage, Trees
 
 SETTINGS = replace(FlushSettings(), batch_items=1_000_000, commit_memory=12 * MIB)
 
@@ -113,7 +113,7 @@ class Cramped(FaultyStore):
         self.missing = missing
         self.growable = growable
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: CommitBatch) -> None:
         if self.missing:
             raise StoreMapFull("full")
         super().commit(batch)
@@ -132,4 +132,4 @@ def test_a_node_starts_in_a_store_that_has_to_grow_for_it() -> None:
 
 def test_a_store_that_cannot_grow_says_so() -> None:
     with pytest.raises(StoreMapFull):
-        commit_growing(Cramped(missing=1, growable=False), Batch())
+        commit_growing(Cramped(missing=1, growable=False), CommitBatch())

@@ -15,7 +15,7 @@ from tests.engine.support import BEGINNING, Node, settings_of
 from tests.engine.test_with_meta import accept, accept_after_fetch
 from uprmc.errors import KeyExists, NotResident
 from uprmc.model import Item, Life, Origin
-from uprmc.storage.interface import Batch, VBucketChange
+from uprmc.storage.interface import CommitBatch, VBucketChange
 
 CAS = int(BEGINNING) * 1_000_000_000
 S_PLACE, T_PLACE = Origin(2**47, 1), Origin(2**47 + 1, 1)
@@ -128,7 +128,7 @@ def test_what_was_purged_decides_nothing_but_a_new_document_outranks_it(
     (tombstone,) = [item for item in node.stored().values() if item.life]
     header = node.header()._replace(purge_seqno=tombstone.seqno)
     change = VBucketChange(0, header, drop=((tombstone.key, tombstone.seqno),))
-    node.store.commit(Batch([change]))
+    node.store.commit(CommitBatch([change]))
     assert b"k" not in node.stored()
     own = node.set(b"own")
     assert own.rev == 6

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.engine.support import Node
 from uprmc.engine.failover_log import branched, last_complete_seqno, new_log
 from uprmc.model import FailoverEntry, SnapshotRange
-from uprmc.rollback import Held, Position, rollback_point
+from uprmc.rollback import ConsumerPosition, VBucketHoldings, rollback_point
 
 
 def test_a_new_log_begins_at_zero() -> None:
@@ -53,8 +53,8 @@ def test_any_number_of_unclean_starts_without_a_write_keeps_the_histories_that_h
     log = node.vbucket.failover_log
     assert len(log) == 25
     assert log[-1] == consumers
-    position = Position(1, SnapshotRange(1, 1), consumers.uuid)
-    assert rollback_point(position, Held(log, 1, 0)) is None
+    position = ConsumerPosition(1, SnapshotRange(1, 1), consumers.uuid)
+    assert rollback_point(position, VBucketHoldings(log, 1, 0)) is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from uprmc.engine.flusher import Flush, Flusher
 from uprmc.engine.write_queue import SEGMENT_BITS
 from uprmc.errors import StoreError, StoreFull, StoreMapFull, TemporaryFailure
 from uprmc.model import SnapshotRange
-from uprmc.storage.interface import Batch
+from uprmc.storage.interface import CommitBatch
 
 SEGMENT = 1 << SEGMENT_BITS
 
@@ -589,7 +589,7 @@ def test_when_memory_runs_short_it_is_written_at_once() -> None:
 
 
 def test_local_documents_are_no_business_of_the_flusher(node: Node) -> None:
-    node.store.commit(Batch(local={b"doc": b"1"}))
+    node.store.commit(CommitBatch(local={b"doc": b"1"}))
     node.bucket.flush(0, lambda _: None)
     node.flush()
     assert node.store.local(b"doc") == b"1"

@@ -11,7 +11,7 @@ import pytest
 from tests.engine.readings import judge
 from tests.engine.support import Node, settings_of
 from uprmc.config import UprSettings
-from uprmc.engine.reading import Lease, Leases
+from uprmc.engine.reading import EngineLease, Leases
 from uprmc.engine.tombstones import PurgeRule
 from uprmc.errors import (
     CommandError,
@@ -41,7 +41,7 @@ class Rig:
         items = [vbucket.store(b"%03d" % each, b"v", 0, 0) for each in range(5)]
         return [*items, vbucket.delete(b"002")]
 
-    def acquire(self, *numbers: int, lifetime_s: int = 60) -> Lease:
+    def acquire(self, *numbers: int, lifetime_s: int = 60) -> EngineLease:
         return self.leases.acquire(numbers, lifetime_s)[0]
 
     def nothing_is_held(self) -> bool:
@@ -54,7 +54,7 @@ def rig() -> Rig:
     return Rig()
 
 
-def contents(lease: Lease) -> dict[int, list[Item]]:
+def contents(lease: EngineLease) -> dict[int, list[Item]]:
     return {number: list(reading.changes(0)) for number, reading in lease.readings.items()}
 
 
@@ -329,22 +329,22 @@ def test_when_the_store_must_grow_all_of_them_go(rig: Rig) -> None:
     assert rig.nothing_is_held()
 
 
-def release(rig: Rig, lease: Lease) -> None:
+def release(rig: Rig, lease: EngineLease) -> None:
     rig.leases.release(lease.id)
 
 
-def expire(rig: Rig, lease: Lease) -> None:
+def expire(rig: Rig, lease: EngineLease) -> None:
     rig.node.clock.advance(60)
     rig.leases.tick()
 
 
-def withdraw(rig: Rig, lease: Lease) -> None:
+def withdraw(rig: Rig, lease: EngineLease) -> None:
     rig.leases.release_views()
 
 
 @pytest.mark.parametrize("end", [release, expire, withdraw])
 def test_readers_are_told_once_before_it_is_closed(
-    rig: Rig, end: Callable[[Rig, Lease], None]
+    rig: Rig, end: Callable[[Rig, EngineLease], None]
 ) -> None:
     lease = rig.acquire(0)
     told: list[object] = []

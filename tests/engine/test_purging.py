@@ -7,10 +7,10 @@ import pytest
 from tests.engine.support import FaultyStore, Node, settings_of
 from uprmc.engine.purge import SERVED_NAME, UNREGISTERED_AGE_S
 from uprmc.engine.tombstones import PurgeRule
-from uprmc.engine.watermarks.rows import Kind, Report
+from uprmc.engine.watermarks.rows import Kind, WatermarkReport
 from uprmc.errors import StoreFull
 from uprmc.model import VBucketState
-from uprmc.storage.interface import Batch, StoreUsage
+from uprmc.storage.interface import CommitBatch, StoreUsage
 
 AGE_S = 1_000
 
@@ -191,7 +191,7 @@ def test_when_one_was_served_is_known_after_a_stop_and_was_just_now_after_a_cras
     node = Node()
     node.bucket.purge_policy.serve_unregistered()
     document = node.bucket.purge_policy.document()
-    node.store.commit(Batch(local={SERVED_NAME: document}))
+    node.store.commit(CommitBatch(local={SERVED_NAME: document}))
     if orderly:
         node.stop()
     node.clock.advance(UNREGISTERED_AGE_S)
@@ -238,7 +238,7 @@ def test_on_a_full_disk_a_commit_drops_what_the_free_pages_of_the_file_have_room
 def test_a_forced_compaction_ignores_watermarks_and_names_whom_it_outpaces() -> None:
     node = Node()
     bury(node, b"a", b"b")
-    report = Report(b"slow", Kind.BACKUP, 3)
+    report = WatermarkReport(b"slow", Kind.BACKUP, 3)
     node.bucket.watermarks.report(node.vbucket, report, object())
     node.flush()
     purge(node)
@@ -254,7 +254,7 @@ def test_a_forced_compaction_ignores_watermarks_and_names_whom_it_outpaces() -> 
 def test_a_row_that_has_expired_goes_when_the_next_limit_is_computed() -> None:
     node = Node()
     bury(node, b"a", b"b")
-    report = Report(b"slow", Kind.OTHER, 1)
+    report = WatermarkReport(b"slow", Kind.OTHER, 1)
     node.bucket.watermarks.report(node.vbucket, report, object())
     node.clock.advance(3_599)
     purge(node)

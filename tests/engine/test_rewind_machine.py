@@ -28,7 +28,7 @@ from uprmc.engine.flusher import Flush
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreFull
 from uprmc.model import FailoverLog, Item, Life, SnapshotRange, VBucketState
-from uprmc.rollback import Held, Position, rollback_point
+from uprmc.rollback import ConsumerPosition, VBucketHoldings, rollback_point
 
 KEYS = [b"a", b"b", b"c", b"d", b"e", b"f"]
 LOG_LIMIT = 5
@@ -64,8 +64,8 @@ class Active:
         self.log = branched(self.log, self.fresh(), seqno, LOG_LIMIT)
 
     @property
-    def held(self) -> Held:
-        return Held(self.log, len(self.accepted), self.purge_seqno)
+    def held(self) -> VBucketHoldings:
+        return VBucketHoldings(self.log, len(self.accepted), self.purge_seqno)
 
     def newest(self) -> dict[bytes, Item]:
         """What it has of every key; a deletion that was dropped is not there."""
@@ -137,7 +137,7 @@ class RewindMachine(RuleBasedStateMachine):
         """Return how far the active sends us back."""
         vbucket = self.vbucket
         log = vbucket.failover_log
-        place = Position(vbucket.high_seqno, vbucket.snapshot, log[0].uuid, log)
+        place = ConsumerPosition(vbucket.high_seqno, vbucket.snapshot, log[0].uuid, log)
         return rollback_point(place, self.active.held)
 
     @rule(count=st.sampled_from([0, 1, 2, 3, 100]))

@@ -9,9 +9,9 @@ import pytest
 from uprmc.errors import InvalidArguments, RangeExceeded
 from uprmc.model import SEQNO_MAX, FailoverEntry, FailoverLog, SnapshotRange
 from uprmc.rollback import (
-    Held,
-    Position,
+    ConsumerPosition,
     Rule,
+    VBucketHoldings,
     check_range,
     check_reach,
     check_versions,
@@ -33,12 +33,14 @@ def log_of(text: str) -> FailoverLog:
 
 
 class Request(NamedTuple):
-    position: Position
+    position: ConsumerPosition
     end_seqno: int = SEQNO_MAX
     flags: int = 0
 
 
-def answer(request: Request, held: Held, rule: Rule = Rule.CURRENT, persisted: int = 0) -> str:
+def answer(
+    request: Request, held: VBucketHoldings, rule: Rule = Rule.CURRENT, persisted: int = 0
+) -> str:
     """What a producer answers: the order of checks in section 2.4, with the flags applied."""
     position, end, flags = request
 
@@ -104,16 +106,18 @@ WORKED_CASES = """
 """
 
 
-def worked_cases() -> list[tuple[Request, Held, str, str]]:
+def worked_cases() -> list[tuple[Request, VBucketHoldings, str, str]]:
     cases = []
     for line in WORKED_CASES.strip().splitlines():
         _, log, high, purge, uuid, start, snapshot, end, flags, old, today = map(
             str.strip, line.split("|")
         )
-        position = Position(int(start), SnapshotRange(*map(int, snapshot.split(".."))), UUIDS[uuid])
+        position = ConsumerPosition(
+            int(start), SnapshotRange(*map(int, snapshot.split(".."))), UUIDS[uuid]
+        )
         end_seqno = SEQNO_MAX if end == "max" else int(end)
         request = Request(position, end_seqno, int(flags, 16))
-        cases.append((request, Held(log_of(log), int(high), int(purge)), old, today))
+        cases.append((request, VBucketHoldings(log_of(log), int(high), int(purge)), old, today))
     return cases
 
 
@@ -123,7 +127,9 @@ NUMBERS = [f"row {number}" for number in range(1, 33)]
 
 @pytest.mark.acceptance("P08", "P18", "P19", "X19")
 @pytest.mark.parametrize(("request_", "held", "old", "today"), CASES, ids=NUMBERS)
-def test_a_worked_case_has_its_answer(request_: Request, held: Held, old: str, today: str) -> None:
+def test_a_worked_case_has_its_answer(
+    request_: Request, held: VBucketHoldings, old: str, today: str
+) -> None:
     assert answer(request_, held) == today
     assert answer(request_, held, Rule.V3_0_0) == old
 
@@ -132,22 +138,22 @@ def test_all_worked_cases_are_there() -> None:
     assert len(CASES) == 32
 
 
-def at(start: int, uuid: int, versions: str = "") -> Position:
+def at(start: int, uuid: int, versions: str = "") -> ConsumerPosition:
     """A consumer that holds a whole snapshot up to `start`."""
-    return Position(start, SnapshotRange(start, start), uuid, log_of(versions))
+    return ConsumerPosition(start, SnapshotRange(start, start), uuid, log_of(versions))
 
 
 def test_a_start_above_the_high_seqno_is_a_rollback_today_and_was_out_of_range() -> None:
     request = Request(at(60, A), flags=FLAG_LATEST)
-    held = Held(log_of("A@0"), 50, 0)
+    held = VBucketHoldings(log_of("A@0"), 50, 0)
     assert answer(request, held) == "ROLLBACK 50"
     assert answer(request, held, Rule.V3_0_0) == "ERANGE"
 
 
 def test_a_start_above_what_is_on_disk_is_out_of_range_with_the_disk_flag() -> None:
     request = Request(at(40, A), flags=FLAG_DISK)
-    assert answer(request, Held(log_of("A@0"), 50, 0), persisted=30) == "ERANGE"
-    assert answer(request, Held(log_of("A@0"), 50, 0), persisted=40) == "OK then END"
+    assert answer(request, VBucketHoldings(log_of("A@0"), 50, 0), persisted=30) == "ERANGE"
+    assert answer(request, VBucketHoldings(log_of("A@0"), 50, 0), persisted=40) == "OK then END"
 
 
 @pytest.mark.parametrize(("start", "end", "high"), [(51, SEQNO_MAX, 50), (9, 8, 50)])
@@ -158,7 +164,7 @@ def test_a_start_out_of_reach_is_refused(start: int, end: int, high: int) -> Non
 
 def test_reach_includes_its_ends() -> None:
     check_reach(50, 50, 50)
-    check_range(Position(5, SnapshotRange(5, 5), A), 5)
+    check_range(ConsumerPosition(5, SnapshotRange(5, 5), A), 5)
 
 
 @pytest.mark.acceptance("P12")
@@ -168,11 +174,13 @@ def test_reach_includes_its_ends() -> None:
 def test_since_zero_is_always_accepted(rule: Rule, versions: str, purge: int) -> None:
     known = log_of(versions)
     position = at(0, known[0].uuid if known else 0, versions)
-    assert rollback_point(position, Held(log_of("C@20 A@0"), 50, purge), rule=rule) is None
+    assert (
+        rollback_point(position, VBucketHoldings(log_of("C@20 A@0"), 50, purge), rule=rule) is None
+    )
 
 
 def test_a_strict_uuid_of_none_asks_for_nothing() -> None:
-    held = Held(log_of("A@0"), 50, 0)
+    held = VBucketHoldings(log_of("A@0"), 50, 0)
     assert rollback_point(at(0, 0), held, strict_uuid=True) is None
     assert rollback_point(at(0, A), held, strict_uuid=True) is None
     assert rollback_point(at(0, A), held._replace(purge_seqno=9), strict_uuid=True) is None
@@ -180,7 +188,7 @@ def test_a_strict_uuid_of_none_asks_for_nothing() -> None:
 
 
 def test_a_strict_uuid_is_also_found_among_known_versions() -> None:
-    held = Held(log_of("A@0"), 50, 0)
+    held = VBucketHoldings(log_of("A@0"), 50, 0)
     assert rollback_point(at(0, D, "D@0 A@0"), held, strict_uuid=True) is None
     assert rollback_point(at(0, D, "D@0 E@0"), held, strict_uuid=True) == 0
 
@@ -195,29 +203,32 @@ def test_after_two_missed_branches_a_consumer_with_its_versions_keeps_what_is_sh
     B and C were lost with their nodes. A replica that had A up to 120 took over as D, and later
     went on as E.
     """
-    held = Held(log_of("E@200 D@120 A@0"), 240, 0)
+    held = VBucketHoldings(log_of("E@200 D@120 A@0"), 240, 0)
     assert rollback_point(at(150, C), held) == 0
     assert rollback_point(at(150, C, "C@130 B@100 A@0"), held) == 100
 
 
 @pytest.mark.acceptance("P09")
 def test_the_server_may_be_the_one_that_left_the_shared_branch_first() -> None:
-    held = Held(log_of("E@200 D@70 A@0"), 240, 0)
+    held = VBucketHoldings(log_of("E@200 D@70 A@0"), 240, 0)
     assert rollback_point(at(150, C, "C@130 B@100 A@0"), held) == 70
     assert rollback_point(at(60, C, "C@130 B@100 A@0"), held) is None
 
 
 def test_a_half_received_snapshot_beyond_what_is_shared_falls_back_to_its_start() -> None:
-    held = Held(log_of("D@120 A@0"), 240, 0)
-    position = Position(95, SnapshotRange(90, 110), B, log_of("B@100 A@0"))
+    held = VBucketHoldings(log_of("D@120 A@0"), 240, 0)
+    position = ConsumerPosition(95, SnapshotRange(90, 110), B, log_of("B@100 A@0"))
     assert rollback_point(position, held) == 90
 
 
 def test_known_versions_do_not_outweigh_the_purge_point() -> None:
     position = at(90, B, "B@100 A@0")
-    assert rollback_point(position, Held(log_of("D@120 A@0"), 240, 91)) == 0
-    assert rollback_point(position, Held(log_of("D@120 A@0"), 240, 91), ignore_purged=True) is None
-    assert rollback_point(position, Held(log_of("D@120 A@0"), 240, 90)) is None
+    assert rollback_point(position, VBucketHoldings(log_of("D@120 A@0"), 240, 91)) == 0
+    assert (
+        rollback_point(position, VBucketHoldings(log_of("D@120 A@0"), 240, 91), ignore_purged=True)
+        is None
+    )
+    assert rollback_point(position, VBucketHoldings(log_of("D@120 A@0"), 240, 90)) is None
 
 
 # Client's log and high seqno, server's log and high seqno, what they share (None: nothing).
@@ -254,7 +265,7 @@ def test_two_logs_are_compared_alike_from_both_sides(
     assert shared_until(client, our_high, server, their_high) == shared, "client's side"
     assert shared_until(server, their_high, client, our_high) == shared, "server's side"
     position = at(our_high, client[0].uuid, ours)
-    point = rollback_point(position, Held(server, their_high, 0))
+    point = rollback_point(position, VBucketHoldings(server, their_high, 0))
     assert (our_high if point is None else point) == (shared or 0), "the server's answer"
 
 

@@ -20,7 +20,7 @@ from tests.seeds import seeds
 from uprmc import rollback
 from uprmc.engine.failover_log import new_log
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
-from uprmc.rollback import Held, Position, Rule, rollback_point
+from uprmc.rollback import ConsumerPosition, Rule, VBucketHoldings, rollback_point
 
 
 @pytest.mark.acceptance("P03", "P08", "P09", "D14")
@@ -92,7 +92,7 @@ def the_greater_of_both_counts(
 def faulty(shared_until: Callable[..., int | None]) -> Decide:
     """The decision as it is, with another way of comparing the logs."""
 
-    def decide(position: Position, held: Held) -> int | None:
+    def decide(position: ConsumerPosition, held: VBucketHoldings) -> int | None:
         known = position.known_versions or (FailoverEntry(position.uuid, 0),)
         if position.start_seqno == 0:
             return None
@@ -100,21 +100,23 @@ def faulty(shared_until: Callable[..., int | None]) -> Decide:
             return 0
         upper = shared_until(held.failover_log, held.high_seqno, known, SEQNO_MAX)
         agreed = position._replace(uuid=1, known_versions=())
-        return 0 if upper is None else rollback_point(agreed, Held(new_log(1), upper, 0))
+        return 0 if upper is None else rollback_point(agreed, VBucketHoldings(new_log(1), upper, 0))
 
     return decide
 
 
-def no_purge_check(position: Position, held: Held) -> int | None:
+def no_purge_check(position: ConsumerPosition, held: VBucketHoldings) -> int | None:
     return rollback_point(position, held, ignore_purged=True)
 
 
-def snapshots_do_not_count(position: Position, held: Held) -> int | None:
+def snapshots_do_not_count(position: ConsumerPosition, held: VBucketHoldings) -> int | None:
     start = position.start_seqno
     return rollback_point(position._replace(snapshot=SnapshotRange(start, start)), held)
 
 
-def the_snapshots_end_does_not_count(position: Position, held: Held) -> int | None:
+def the_snapshots_end_does_not_count(
+    position: ConsumerPosition, held: VBucketHoldings
+) -> int | None:
     point = rollback_point(position, held)
     upper = rollback.shared_until(
         held.failover_log, held.high_seqno, (FailoverEntry(position.uuid, 0),), SEQNO_MAX
@@ -122,14 +124,14 @@ def the_snapshots_end_does_not_count(position: Position, held: Held) -> int | No
     return None if upper is not None and position.start_seqno <= upper else point
 
 
-def any_known_branch_will_do(position: Position, held: Held) -> int | None:
+def any_known_branch_will_do(position: ConsumerPosition, held: VBucketHoldings) -> int | None:
     known = {entry.uuid for entry in held.failover_log}
     if position.uuid in known:
         position = position._replace(uuid=held.failover_log[0].uuid, known_versions=())
     return rollback_point(position, held)
 
 
-def one_too_far(position: Position, held: Held) -> int | None:
+def one_too_far(position: ConsumerPosition, held: VBucketHoldings) -> int | None:
     log = tuple(entry._replace(seqno=entry.seqno + 1) for entry in held.failover_log)
     return rollback_point(position, held._replace(failover_log=log))
 

@@ -14,8 +14,8 @@ from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack
-from uprmc.rollback import Held, Position, rollback_point, shared_until
-from uprmc.storage.interface import Batch
+from uprmc.rollback import ConsumerPosition, VBucketHoldings, rollback_point, shared_until
+from uprmc.storage.interface import CommitBatch
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 PAIRS = list(product(VBucketState, VBucketState))
@@ -196,11 +196,11 @@ def test_a_replica_with_half_a_snapshot_branches_at_its_last_whole_state(node: N
     assert branch_seqnos(node) == [90, 0]
     assert (node.vbucket.high_seqno, node.vbucket.receiving) == (110, None)
     assert node.vbucket.get(b"105") is not None, "nothing is thrown away"
-    held = Held(node.vbucket.failover_log, 110, 0)
+    held = VBucketHoldings(node.vbucket.failover_log, 110, 0)
     for seqno in range(91, 111):
-        position = Position(seqno, SnapshotRange(seqno, seqno), old)
+        position = ConsumerPosition(seqno, SnapshotRange(seqno, seqno), old)
         assert rollback_point(position, held) == 90
-    assert rollback_point(Position(90, SnapshotRange(90, 90), old), held) is None
+    assert rollback_point(ConsumerPosition(90, SnapshotRange(90, 90), old), held) is None
     assert node.set(b"next").seqno == 111
 
 
@@ -402,7 +402,7 @@ def test_an_active_vbucket_that_was_killed_within_a_long_flush_branches_where_it
     log = (FailoverEntry(7, 60), FailoverEntry(5, 0))
     header = VBucketHeader(ACTIVE, 110, SnapshotRange(50, 200), log)
     items = [Item(b"k", b"v", 0, 0, 1, 110, 1)]
-    node.store.commit(Batch([change_of(0, header, items)]))
+    node.store.commit(CommitBatch([change_of(0, header, items)]))
     after = kill(node)
     assert branch_seqnos(after) == [50, 0], "a branch that began later is of another future"
     assert after.vbucket.receiving is None

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.support import Node, settings_of
 from tests.engine.test_purging import purge
 from uprmc.engine.tombstones import Amount, PurgeRule, TombstoneIndex
-from uprmc.engine.watermarks.rows import Kind, Report
+from uprmc.engine.watermarks.rows import Kind, WatermarkReport
 from uprmc.model import VBucketState
 from uprmc.record import KIND_AT, LIFE_BITS, seqno_of
 
@@ -121,7 +121,7 @@ def with_rows(*watermarks: int, cap: int = 0) -> Node:
         node.vbucket.delete(b"%04d" % number)
     node.flush()
     for at, watermark in enumerate(watermarks):
-        report = Report(b"c%d" % at, Kind.BACKUP, watermark)
+        report = WatermarkReport(b"c%d" % at, Kind.BACKUP, watermark)
         node.bucket.watermarks.report(node.vbucket, report, OWNERS[at])
     node.flush()
     return node
@@ -219,7 +219,7 @@ def test_what_a_client_keeps_in_all_vbuckets_counts() -> None:
     for vbucket in node.bucket.vbuckets.values():
         vbucket.store(b"key1", b"v", 0, 0)
         vbucket.delete(b"key1")
-        node.bucket.watermarks.report(vbucket, Report(b"x", Kind.OTHER, 0), object())
+        node.bucket.watermarks.report(vbucket, WatermarkReport(b"x", Kind.OTHER, 0), object())
     node.flush()
     told = look(node)
     assert [(each["vbs"], each["pinned"]) for each in told] == [("0-3", 4)]
@@ -236,7 +236,7 @@ def test_a_client_that_expires_in_many_vbuckets_is_one_event() -> None:
     for number, vbucket in node.bucket.vbuckets.items():
         if number != 7:
             vbucket.store(b"a", b"v", 0, 0)
-            node.bucket.watermarks.report(vbucket, Report(b"x", Kind.OTHER, 1), object())
+            node.bucket.watermarks.report(vbucket, WatermarkReport(b"x", Kind.OTHER, 1), object())
     node.clock.advance(3_601)
     for vbucket in node.bucket.vbuckets.values():
         node.bucket.watermarks.limit(vbucket)

@@ -13,7 +13,7 @@ from uprmc.config import PurgeSettings, Settings
 from uprmc.engine.tombstones import Amount
 from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.gathered import GatheredEvents
-from uprmc.engine.watermarks.rows import Kind, Limit, Report, Row, limit_of
+from uprmc.engine.watermarks.rows import Kind, Limit, Row, WatermarkReport, limit_of
 from uprmc.engine.watermarks.table import Outpaced
 from uprmc.errors import (
     CommandError,
@@ -27,7 +27,7 @@ from uprmc.errors import (
     StoreCorrupt,
 )
 from uprmc.model import FailoverEntry, VBucketState
-from uprmc.rollback import Held
+from uprmc.rollback import VBucketHoldings
 from uprmc.storage.memory import MemoryStore
 
 UUID = 7
@@ -57,7 +57,7 @@ def report(
     lifetime_s: int = 0,
     meta: bytes = b"",
 ) -> None:
-    asked = Report(name, kind, watermark, lifetime_s, uuid, meta)
+    asked = WatermarkReport(name, kind, watermark, lifetime_s, uuid, meta)
     node.bucket.watermarks.report(node.vbucket, asked, owner)
 
 
@@ -91,7 +91,7 @@ def test_the_limit_of_the_seeds_table(floor: int, seqno: int, by: bytes) -> None
         seed_row(b"a12f", 2709),
         seed_row(b"de3d", 3470),
     ]
-    held = Held((FailoverEntry(UUID, 0),), 4000, 980)
+    held = VBucketHoldings((FailoverEntry(UUID, 0),), 4000, 980)
     assert limit_of(rows, held, 4000) == Limit(seqno, by)
 
 
@@ -425,7 +425,7 @@ def test_rows_of_many_vbuckets_are_made_ready_for_the_disk_in_short_steps() -> N
     node = Node(replace(settings(), engine=replace(settings().engine, vbuckets=64)))
     for vbucket in node.bucket.vbuckets.values():
         for number in range(20):
-            asked = Report(b"%d" % number, Kind.XDCR, 0)
+            asked = WatermarkReport(b"%d" % number, Kind.XDCR, 0)
             node.bucket.watermarks.report(vbucket, asked, OWNER)
     steps = node.bucket.flusher.begin_in_slices()
     assert sum(1 for _ in steps) >= 64

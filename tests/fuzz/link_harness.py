@@ -29,7 +29,7 @@ from uprmc.model import Item, VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.storage.memory import MemoryStore
 from uprmc.upr.hub import Hub
-from uprmc.upr.link import Link
+from uprmc.upr.link import ReplicaLink
 
 REPLICA, ACTIVE, DEAD = VBucketState.REPLICA, VBucketState.ACTIVE, VBucketState.DEAD
 
@@ -121,7 +121,7 @@ class LinkFuzz:
         self.source = Source(self.random, self.pasts, self.said, self.liar, old=self.old)
         self.owner = Owner(self.random)
         self.taking = set()
-        self.link = Link(self.hub, b"fuzz", lambda: None, self.owner)
+        self.link = ReplicaLink(self.hub, b"fuzz", lambda: None, self.owner)
         self.owner.link = self.link
         self.owner.hasty = self.liar.share > 0
 

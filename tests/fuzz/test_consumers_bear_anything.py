@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.fuzz.client_harness import run
-from uprmc.client.position import Place, PositionWriter
-from uprmc.client.streams import Streams
+from uprmc.client.position import PositionWriter, VBucketPlace
+from uprmc.client.streams import ClientStreams
 from uprmc.remote.batch import Received
 
 #: Lives of one seed, and about how often something is received in them.
@@ -65,10 +65,10 @@ def _run_some(share: float) -> None:
 
 
 def test_the_net_catches_an_error_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(streams: Streams, route: Any, words: str) -> None:
+    def broken(streams: ClientStreams, route: Any, words: str) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr(Streams, "ended", broken)
+    monkeypatch.setattr(ClientStreams, "ended", broken)
     _caught(r"seed \d+, share 0.05, .*ValueError: a bug", 0.05)
 
 
@@ -91,7 +91,7 @@ def test_the_net_catches_data_outside_of_a_snapshot(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_net_catches_a_place_ahead_of_its_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "begin", lambda place, end, purge_seqno: place.complete(end))
+    monkeypatch.setattr(VBucketPlace, "begin", lambda place, end, purge_seqno: place.complete(end))
     _caught("is saved|nobody was ever|an end of no snapshot|never get equal", 0.0)
 
 

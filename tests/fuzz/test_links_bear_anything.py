@@ -16,7 +16,7 @@ from uprmc.engine import replica
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import decode_failover_log
 from uprmc.upr import link
-from uprmc.upr.link import Link
+from uprmc.upr.link import ReplicaLink
 from uprmc.upr.receiver import Receiver
 from uprmc.upr.undo import Undo
 
@@ -75,7 +75,7 @@ def _run_some(share: float) -> None:
 
 
 def test_the_net_catches_an_error_that_gets_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(link: Link, request: object) -> None:
+    def broken(link: ReplicaLink, request: object) -> None:
         raise ValueError("a bug")
 
     monkeypatch.setitem(link._HANDLERS, Opcode.UPR_DELETION, broken)
@@ -99,7 +99,7 @@ def test_the_net_catches_a_hand_over_that_nobody_wanted(monkeypatch: pytest.Monk
 
 
 def test_the_net_catches_a_log_without_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Link, "read_log", lambda link, value: decode_failover_log(value))
+    monkeypatch.setattr(ReplicaLink, "read_log", lambda link, value: decode_failover_log(value))
     _caught("a failover log of")
 
 

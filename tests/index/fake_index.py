@@ -9,7 +9,7 @@ from twisted.internet.defer import Deferred
 
 from tests.index.memory_tree import MemoryTree
 from uprmc.index.design import Design
-from uprmc.index.errors import Damaged, Refused, not_found
+from uprmc.index.errors import IndexDamaged, QueryRefused, not_found
 from uprmc.index.model import Stale, Token
 from uprmc.metrics import Metric
 
@@ -44,7 +44,7 @@ class FakeGroup:
         self.trees = list(trees) or [MemoryTree([]) for _ in design.views]
         self.asked: list[Any] = []
         self.snapshots: list[FakeSnapshot] = []
-        self.refusal: Refused | None = None
+        self.refusal: QueryRefused | None = None
         self.waiting: Deferred[None] | None = None
         self.active = {0: 1, 1: 1, 2: 1, 3: 1}
         self.pending: list[int] = []
@@ -82,7 +82,7 @@ class FakeGroup:
             raise self.refusal
         if vbuckets is not None and not vbuckets <= self.active.keys():
             lacking = sorted(vbuckets - self.active.keys())
-            raise Refused(503, "set_view_outdated", "not active here", vbuckets=lacking)
+            raise QueryRefused(503, "set_view_outdated", "not active here", vbuckets=lacking)
         chosen = self.active if vbuckets is None else vbuckets
         self.snapshots.append(FakeSnapshot(self, sum(1 << each for each in chosen)))
         return self.snapshots[-1]
@@ -92,7 +92,7 @@ class FakeGroup:
         if self.refusal is not None:
             raise self.refusal
 
-    def damaged(self, snapshot: FakeSnapshot, error: Damaged) -> None:
+    def damaged(self, snapshot: FakeSnapshot, error: IndexDamaged) -> None:
         self.asked.append((snapshot, error))
 
     async def compact(self) -> None:

@@ -15,8 +15,8 @@ from twisted.internet.protocol import connectionDone
 
 from tests.index.test_views_http import DESIGN, VIEW, group_of
 from tests.index.web import Reply, Web
-from uprmc.index.account import Account, Holding, cost_of
-from uprmc.index.errors import Refused
+from uprmc.index.account import AnswerAccount, Holding, cost_of
+from uprmc.index.errors import QueryRefused
 from uprmc.index.model import Lost
 from uprmc.index.node_client import BUFFER_BYTES, Lines, NodeFailed
 from uprmc.index.pages import ANSWER_BYTES, within
@@ -26,7 +26,7 @@ LIMIT = 8 * MIB
 
 
 def test_holders_share_one_limit() -> None:
-    account = Account(100)
+    account = AnswerAccount(100)
     one, other = Holding(account), Holding(account)
     assert one.grow(60)
     assert other.set(40)
@@ -35,7 +35,7 @@ def test_holders_share_one_limit() -> None:
     one.release()
     one.release()
     assert other.set(100)
-    with pytest.raises(Refused, match=r"100 of 100 bytes \(index\.request_memory\)") as caught:
+    with pytest.raises(QueryRefused, match=r"100 of 100 bytes \(index\.request_memory\)") as caught:
         one.need(1)
     assert (caught.value.status, caught.value.error) == (503, "busy")
     assert other.set(0)
@@ -43,7 +43,7 @@ def test_holders_share_one_limit() -> None:
 
 
 def test_many_threads_hold_no_more_than_the_limit() -> None:
-    account = Account(1_000)
+    account = AnswerAccount(1_000)
 
     def work() -> None:
         holding = Holding(account)
@@ -72,7 +72,7 @@ class Client:
 
 
 def test_who_leaves_most_unread_is_cut_off_when_it_is_too_much() -> None:
-    account = Account(100)
+    account = AnswerAccount(100)
     slow, slower, reader = Client(), Client(), Client()
     account.note(slow, 0, 40, began=False, took=False)
     account.note(slower, 0, 60, began=False, took=False)
@@ -90,7 +90,7 @@ def test_who_leaves_most_unread_is_cut_off_when_it_is_too_much() -> None:
 
 
 def test_documents_are_left_out_where_there_is_no_memory_for_them() -> None:
-    account = Account(ANSWER_BYTES + 300)
+    account = AnswerAccount(ANSWER_BYTES + 300)
     memory = Holding(account)
     memory.need(ANSWER_BYTES)
     assert within(memory, [b"x" * 60, None, b"y" * 40]) == [b"x" * 60, None, b"y" * 40]
@@ -105,7 +105,7 @@ def test_documents_are_left_out_where_there_is_no_memory_for_them() -> None:
 
 def test_the_line_of_a_node_has_its_limit_here() -> None:
     lines = Lines()
-    account = Account(200)
+    account = AnswerAccount(200)
     lines.memory = Holding(account)
     lines.dataReceived(b"x" * (BUFFER_BYTES + 100))
     assert account.held == 200

@@ -9,7 +9,7 @@ import pytest
 
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 
 BY_CITY = {"map": {"where": {"type": "user"}, "emit": [{"key": "$.city", "value": 1}]}}
 
@@ -20,7 +20,7 @@ def parse(definition: Any, **settings: Any) -> Design:
 
 
 def refused(definition: Any, **settings: Any) -> dict[str, Any]:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(QueryRefused) as caught:
         parse(definition, **settings)
     assert caught.value.status == 400
     return caught.value.body()

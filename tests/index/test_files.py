@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from tests.index.disks import MemoryDisk, Operation, replayed
 from tests.index.reducing import Lengths
-from uprmc.index.errors import Damaged, RolledBack
+from uprmc.index.errors import IndexDamaged, IndexRolledBack
 from uprmc.index.model import Entry
-from uprmc.index.tree import Header, IndexFile, NodeCache, Pointer, Position, Tree, compact
+from uprmc.index.tree import Header, IndexFile, IndexPosition, NodeCache, Pointer, Tree, compact
 from uprmc.index.tree import file as file_module
 from uprmc.index.tree.nodes import BLOCK, decode_header, encode_header
 
@@ -76,7 +76,7 @@ def state_of(life: Life, disk: MemoryDisk, *, flipped: bool = False) -> int:
     """
     try:
         file = IndexFile.open(PATH, disk=disk, cache=NodeCache(0))
-    except Damaged as error:
+    except IndexDamaged as error:
         assert_one_line(error)
         return -1
     assert file.header is not None
@@ -86,7 +86,7 @@ def state_of(life: Life, disk: MemoryDisk, *, flipped: bool = False) -> int:
         rows = list(tree.rows())
         assert tree.count == len(rows)
         assert rows == life.rows[file.header.epoch]
-    except Damaged as error:
+    except IndexDamaged as error:
         assert flipped
         assert_one_line(error)
     return file.header.epoch
@@ -166,7 +166,7 @@ def test_a_header_of_another_file_at_a_block_is_no_header(tmp_path: Path) -> Non
 )
 def test_what_is_no_index_file_is_refused_in_one_line(content: bytes, why: str) -> None:
     disk = MemoryDisk(content)
-    with pytest.raises(Damaged, match=why):
+    with pytest.raises(IndexDamaged, match=why):
         IndexFile.open(PATH, disk=disk)
     assert disk.closed
     assert disk.operations == []
@@ -175,7 +175,7 @@ def test_what_is_no_index_file_is_refused_in_one_line(content: bytes, why: str) 
 def test_a_file_without_a_header_is_refused_in_one_line() -> None:
     disk = MemoryDisk()
     IndexFile.create(PATH, disk=disk)
-    with pytest.raises(Damaged, match="no sound header in 28 bytes"):
+    with pytest.raises(IndexDamaged, match="no sound header in 28 bytes"):
         IndexFile.open(PATH, disk=disk)
 
 
@@ -199,7 +199,7 @@ def test_after_a_rollback_the_file_ends_with_the_older_header_and_goes_on_from_i
     kept = []
     for number in range(4):
         tree = tree.update([], rows_of(number))
-        position = {0: Position(10 * number, 0, 10 * number)}
+        position = {0: IndexPosition(10 * number, 0, 10 * number)}
         kept.append(file.write_header(Header(roots=(tree.root,), positions=position)))
     back = next(header for header in file.headers() if header.positions[0].seqno <= 15)
     file.truncate_to(back)
@@ -223,7 +223,7 @@ def test_a_snapshot_that_a_rollback_cut_off_is_refused_and_never_misread(tmp_pat
     file.truncate_to(first)
     Tree(file, first.roots[0]).update([], rows_of(2))
     for old in (tree, later):
-        with pytest.raises(RolledBack, match="cut off by a rollback"):
+        with pytest.raises(IndexRolledBack, match="cut off by a rollback"):
             list(old.rows())
     file.close()
 
@@ -370,7 +370,7 @@ pointers = st.builds(Pointer, seqnos, st.integers(0, 2**32 - 1), seqnos, seqnos,
         active=bits,
         passive=bits,
         cleanup=bits,
-        positions=st.dictionaries(vbuckets, st.builds(Position, seqnos, seqnos, seqnos)),
+        positions=st.dictionaries(vbuckets, st.builds(IndexPosition, seqnos, seqnos, seqnos)),
         logs=st.dictionaries(vbuckets, st.lists(st.tuples(seqnos, seqnos), max_size=3).map(tuple)),
         purge_seqnos=st.dictionaries(vbuckets, seqnos),
         epoch=seqnos,
@@ -385,5 +385,5 @@ def test_a_header_is_read_as_it_was_written(header: Header) -> None:
 
 def test_a_file_of_another_format_is_refused_with_both_numbers() -> None:
     body = encode_header(Header(version=9))
-    with pytest.raises(Damaged, match="format 9, this program reads 1"):
+    with pytest.raises(IndexDamaged, match="format 9, this program reads 1"):
         decode_header(body, offset=0, end=0, previous=0)

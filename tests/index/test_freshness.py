@@ -13,15 +13,15 @@ from twisted.internet.defer import Deferred, ensureDeferred, succeed
 from twisted.internet.task import Clock
 
 from uprmc.config import IndexSettings
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.index.following import has_all
 from uprmc.index.group import Group
 from uprmc.index.index_file import Facts
 from uprmc.index.model import Stale, Token
 from uprmc.index.streams import Level
-from uprmc.index.tree import Position
+from uprmc.index.tree import IndexPosition
 from uprmc.index.vbucket_sets import States
-from uprmc.index.view import View
+from uprmc.index.view import PublishedView
 from uprmc.index.waiting import Signal
 from uprmc.model import FailoverEntry
 
@@ -53,11 +53,11 @@ class Index:
         self.group = Group(clock, None, following, following, IndexSettings())  # type: ignore[arg-type]
 
     def show(self, states: States, seqno: int) -> None:
-        positions = {vbucket: Position(seqno, seqno, seqno) for vbucket in range(3)}
+        positions = {vbucket: IndexPosition(seqno, seqno, seqno) for vbucket in range(3)}
         facts = dict.fromkeys(range(3), Facts(LOG))
         file: Any = SimpleNamespace(readers=self.readers)
         trees: Any = SimpleNamespace(vbuckets=0b111)
-        self.store.view = View(file, trees, positions, facts, states, False, self.course)
+        self.store.view = PublishedView(file, trees, positions, facts, states, False, self.course)
         self.progress.fire()
 
     def go_back(self, states: States, seqno: int) -> None:
@@ -158,7 +158,7 @@ def test_what_stays_paused_is_named_when_the_time_is_over(index: Index, clock: C
             index.tell(0b101)
         clock.advance(0.05)
     (refused,) = answer
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, QueryRefused)
     assert (refused.status, "vBuckets 1, which are paused" in refused.reason) == (504, True)
 
 
@@ -180,5 +180,5 @@ def test_a_paused_vbucket_is_level_if_its_node_has_nothing_else(
     seqno: int, log: list[tuple[int, int]], high: int, has: bool
 ) -> None:
     there = tuple(FailoverEntry(*entry) for entry in log)
-    position = Position(seqno, seqno, seqno) if seqno else None
+    position = IndexPosition(seqno, seqno, seqno) if seqno else None
     assert has_all(position, Facts(LOG) if seqno else None, there, high) is has

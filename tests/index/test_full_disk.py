@@ -19,7 +19,7 @@ from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
 from tests.index.running import BY_CITY, IndexServer, cities, index_server, store
 from tests.index.test_store_histories import KEYS, Histories
-from uprmc.index.errors import Damaged
+from uprmc.index.errors import IndexDamaged
 from uprmc.index.tree import IndexFile, Room
 from uprmc.index.tree.disk import OsDisk
 
@@ -244,7 +244,7 @@ def test_a_block_that_only_a_compaction_needs_is_found_by_it(machine: Histories)
     machine.store = machine.opened()
     machine.store.begin_compaction()
     machine.work()
-    with pytest.raises(Damaged, match="checksum"):
+    with pytest.raises(IndexDamaged, match="checksum"):
         machine.work()
     assert machine.store.compacting.failed == 1
 

@@ -25,7 +25,7 @@ from uprmc.index.errors import GivenUp
 from uprmc.index.javascript import process
 from uprmc.index.mapping import make_mapper
 from uprmc.index.mapping.mapper import DesignMapper
-from uprmc.index.model import Document, Mapped
+from uprmc.index.model import IndexedDocument, Mapped
 
 MIB = 1 << 20
 
@@ -45,7 +45,7 @@ def mapper(source: str, views: int = 1, **settings: Any) -> Iterator[DesignMappe
         made.close()
 
 
-def documents(*bad: int, of: int = 40) -> list[Document]:
+def documents(*bad: int, of: int = 40) -> list[IndexedDocument]:
     return [document({"bad": n in bad, "n": n}, b"k%d" % n) for n in range(of)]
 
 

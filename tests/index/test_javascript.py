@@ -13,12 +13,12 @@ import pytest
 from tests.index.documents import document, rows
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.index.javascript import process
 from uprmc.index.javascript.process import ChildFailed
 from uprmc.index.mapping import make_mapper
 from uprmc.index.mapping.javascript import refuse_faults
-from uprmc.index.model import Document, Mapped, Mapper
+from uprmc.index.model import IndexedDocument, Mapped, Mapper
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def mapper(*sources: Any, **settings: Any) -> Iterator[Mapper]:
         made.close()
 
 
-def mapped(source: str, one: Document) -> Mapped:
+def mapped(source: str, one: IndexedDocument) -> Mapped:
     with mapper(source) as made:
         (result,) = made.map([one])
         return result
@@ -41,7 +41,7 @@ def mapped(source: str, one: Document) -> Mapped:
 
 def refused(source: str, reduce: str | None = None) -> dict[str, Any]:
     views = {"a": {"map": source, "reduce": reduce}}
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(QueryRefused) as caught:
         refuse_faults(Design.parse("d", json.dumps({"views": views}).encode()))
     assert caught.value.status == 400
     return caught.value.body()

@@ -17,7 +17,7 @@ from tests.index.documents import document
 from tests.index.running import BY_CITY, cities, index_server, store
 from uprmc.config import IndexSettings
 from uprmc.index.design import MAX_DEPTH, MAX_ROWS, Design
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.index.group import Group
 from uprmc.index.mapping import make_mapper
 from uprmc.index.model import Stale
@@ -65,7 +65,7 @@ def test_a_map_may_describe_as_many_rows_as_the_limit_and_nest_as_deeply() -> No
         deep = [deep]
     assert design({"emit": [{"key": deep}] * MAX_ROWS})
     for map_ in ({"emit": [{"key": 1}] * (MAX_ROWS + 1)}, {"emit": [{"key": [deep]}]}):
-        with pytest.raises(Refused) as caught:
+        with pytest.raises(QueryRefused) as caught:
             design(map_)
         assert caught.value.status == 400
 

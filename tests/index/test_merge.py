@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.index.memory_tree import MemoryTree, entries
 from tests.index.oracle import Oracle, parameters
 from tests.index.test_queries import DATA, options_of
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.index.merge import SKIPPED_AT_ONCE, Merged, NodeRows, Order
 from uprmc.index.node_client import NodeFailed
 from uprmc.index.placement import Holdings, placed
@@ -120,7 +120,7 @@ def test_merged_answers_are_those_of_the_oracle(data: st.DataObject) -> None:
     rules: dict[str, Any] = {"reduces": reduces, "collation": collation}
     try:
         query = Query.parse(texts, **rules)
-    except Refused:
+    except QueryRefused:
         return
     own = {"skip", "limit"}
     passed = {name: value for name, value in query.given.items() if name not in own}

@@ -10,9 +10,9 @@ import pytest
 from tests.index.documents import document, rows
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design, named_modules
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.index.mapping import make_mapper
-from uprmc.index.model import Document, Mapped
+from uprmc.index.model import IndexedDocument, Mapped
 
 MODULE = """
 def by_city(doc, meta):
@@ -56,7 +56,7 @@ def parse(*named: str) -> Design:
     return Design.parse("d", json.dumps({"views": views}).encode(), modules)
 
 
-def mapped(one: Document, *functions: str) -> Mapped:
+def mapped(one: IndexedDocument, *functions: str) -> Mapped:
     design = parse(*[f"views_of_ours:{each}" for each in functions])
     (made,) = make_mapper(design, SETTINGS).map([one])
     return made
@@ -98,7 +98,7 @@ def test_a_function_that_fails_costs_the_rows_of_its_document(function: str, wor
     ],
 )
 def test_a_function_that_is_not_there_is_refused(named: str, words: str) -> None:
-    with pytest.raises(Refused, match=words) as caught:
+    with pytest.raises(QueryRefused, match=words) as caught:
         parse(named)
     assert caught.value.status == 400
 

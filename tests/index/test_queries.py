@@ -15,7 +15,7 @@ from tests.index.cases import KEYS
 from tests.index.disks import MemoryDisk
 from tests.index.memory_tree import MemoryTree, entries
 from tests.index.oracle import Oracle, parameters
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.index.model import Entry, Lost, Reductions
 from uprmc.index.query import (
     DOCUMENTS_AT_ONCE,
@@ -149,14 +149,14 @@ def test_answers_are_those_of_the_oracle(data: st.DataObject) -> None:
     expected = index.oracle.answer(options, vbuckets)
     try:
         answer = index.ask(options)
-    except Refused as refusal:
+    except QueryRefused as refusal:
         answer = {"rows": [], "errors": []}
         _check_range(refusal)
     assert answer["rows"] == expected
     assert answer["errors"] == []
 
 
-def _check_range(refusal: Refused) -> None:
+def _check_range(refusal: QueryRefused) -> None:
     assert "startkey is beyond endkey" in refusal.reason
 
 

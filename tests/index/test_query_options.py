@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.index.json_text import DIGITS_MAX
 from uprmc.index.model import Stale, Token
 from uprmc.index.query_options import KEYS_MAX, TOKENS_MAX, Query, partition_of
@@ -18,7 +18,7 @@ def parsed(*pairs: tuple[str, str], body: Any = None, reduces: bool = False) -> 
 
 
 def refused(*pairs: tuple[str, str], body: Any = None, reduces: bool = False) -> str:
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(QueryRefused) as caught:
         parsed(*pairs, body=body, reduces=reduces)
     assert (caught.value.status, caught.value.error) == (400, "bad_request")
     assert "\n" not in caught.value.reason
@@ -113,7 +113,7 @@ def test_partitions_name_this_node_or_only_one() -> None:
     assert partition_of(query, ["x:1", "a:1"]) == {0, 2}
     assert partition_of(query, ["b:2"]) == frozenset()
     assert query.epoch == 7
-    with pytest.raises(Refused, match="does not name this node"):
+    with pytest.raises(QueryRefused, match="does not name this node"):
         partition_of(query, ["x:1"])
     assert partition_of(parsed(("partitions", '{"a:1": [3]}')), ["x:1"]) == {3}
     assert partition_of(parsed(), ["x:1"]) is None

@@ -17,7 +17,7 @@ from tests.index.memory_tree import MemoryTree, entries
 from tests.server.support import Loop
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design
-from uprmc.index.errors import Refused, timed_out, version_lost
+from uprmc.index.errors import QueryRefused, timed_out, version_lost
 from uprmc.index.http import views_site
 from uprmc.index.model import Token
 from uprmc.index.scatter import PAUSES_S, REDUCERS_KEPT, Scatter
@@ -398,7 +398,7 @@ def test_a_design_is_put_and_deleted_on_all_nodes(cluster: Cluster) -> None:
 
 
 def test_nodes_that_lack_a_design_are_named(cluster: Cluster) -> None:
-    cluster.services[1].failure = Refused(503, "full", "no space left on device")
+    cluster.services[1].failure = QueryRefused(503, "full", "no space left on device")
     status, answer = cluster.ask("/default/_design/new", "PUT", DESIGN)
     assert (status, answer["nodes"]) == (503, [cluster.places[1]])
     assert "no space left on device" in answer["reason"]

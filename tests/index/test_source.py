@@ -18,7 +18,7 @@ from interop.replica_pair import Node, fail_over, replicate, standing_of, wait_u
 from tests.index.running import BY_CITY, cities, index_server
 from uprmc.client.connection import NodeError
 from uprmc.client.kv import KvClient
-from uprmc.index.source import Source
+from uprmc.index.source import IndexSource
 from uprmc.model import VBucketState
 from uprmc.protocol.management import encode_vbucket_seqno_terms
 from uprmc.protocol.opcodes import Opcode, Status
@@ -82,9 +82,9 @@ def _answer(has: Has, request: Any) -> Any:
     return SimpleNamespace(status=0, value=value, reason="")
 
 
-def source_of(nodes: Mapping[str, Has | None], monkeypatch: pytest.MonkeyPatch) -> Source:
+def source_of(nodes: Mapping[str, Has | None], monkeypatch: pytest.MonkeyPatch) -> IndexSource:
     """Return a source that has asked the nodes once; its thread is this one."""
-    source = Source(Clock(), nodes, 1.0, None, lambda: None)
+    source = IndexSource(Clock(), nodes, 1.0, None, lambda: None)
     source._connections = Nodes(nodes)
 
     def at_once(reactor: Any, pool: Any, what: Any, *given: Any) -> Any:
@@ -131,7 +131,7 @@ def test_the_node_to_ask_is_that_of_the_highest_term(
     assert source._connections.deposed == deposed  # type: ignore[attr-defined]
 
 
-def then(source: Source, **nodes: Has | None) -> None:
+def then(source: IndexSource, **nodes: Has | None) -> None:
     connections: Any = source._connections
     connections.nodes |= nodes
     source.refresh()

@@ -9,7 +9,7 @@ import pytest
 
 from uprmc.index.following import is_of, is_reached
 from uprmc.index.model import Token
-from uprmc.index.tree import Position
+from uprmc.index.tree import IndexPosition
 from uprmc.index.vbucket_sets import (
     States,
     Wish,
@@ -104,6 +104,6 @@ def test_a_history_has_a_version_up_to_where_its_next_branch_begins(
 def test_a_version_is_reached_by_seqno_and_history() -> None:
     token = Token(0, 3, 100)
     assert not is_reached(None, LOG, token)
-    assert not is_reached(Position(99, 99, 99), LOG, token)
-    assert is_reached(Position(100, 100, 100), LOG, token)
-    assert not is_reached(Position(100, 100, 100), LOG[1:], token)
+    assert not is_reached(IndexPosition(99, 99, 99), LOG, token)
+    assert is_reached(IndexPosition(100, 100, 100), LOG, token)
+    assert not is_reached(IndexPosition(100, 100, 100), LOG[1:], token)

@@ -18,7 +18,7 @@ from tests.index.memory_tree import MemoryTree, entries
 from tests.index.web import Reply, Web
 from tests.server.support import PEER
 from uprmc.index.design import NAME_MAX_BYTES, design_path
-from uprmc.index.errors import Refused, RolledBack, version_lost
+from uprmc.index.errors import IndexRolledBack, QueryRefused, version_lost
 from uprmc.index.http import REQUEST_S, role_of_views
 from uprmc.index.http_request import COMMAND_MAX_BYTES
 from uprmc.index.model import Stale, Token
@@ -143,7 +143,7 @@ def test_a_command_that_makes_no_sense_is_refused(web: Web, verb: str, body: Any
 
 
 def test_a_lower_epoch_is_a_conflict(web: Web) -> None:
-    group_of(web).refusal = Refused(409, "stale_epoch", "this node has seen epoch 5", epoch=5)
+    group_of(web).refusal = QueryRefused(409, "stale_epoch", "this node has seen epoch 5", epoch=5)
     reply = web.ask("POST", "/default/_design/d/_set_states", {"active": [], "epoch": 4})
     assert (reply.code, reply.json["epoch"]) == (409, 5)
 
@@ -393,7 +393,7 @@ class CutTree(MemoryTree):
     def rows(self, *given: Any, **named: Any) -> Any:
         if self.left:
             self.left -= 1
-            raise RolledBack("it was cut off")
+            raise IndexRolledBack("it was cut off")
         return super().rows(*given, **named)
 
 

@@ -10,7 +10,7 @@ import pytest
 from tests.kv.binary_peer import Peer, answer, error, frame, store, u32, u64
 from tests.kv.harness import Rig, talk
 from uprmc import units
-from uprmc.kv.cluster_map import ClusterMap
+from uprmc.kv.cluster_map import ServedMap
 from uprmc.model import VBucketState
 
 GET, SET, DELETE, NOOP, HELLO = 0x00, 0x01, 0x04, 0x0A, 0x1F
@@ -331,7 +331,7 @@ def test_commands_of_another_managers_session_are_refused(peer: Peer, request_: 
 
 
 def mapped(rig: Rig, **addresses: str) -> Peer:
-    rig.services.control.cluster_map = ClusterMap(lambda: addresses, uuid=0xABC)
+    rig.services.control.cluster_map = ServedMap(lambda: addresses, uuid=0xABC)
     return Peer(rig)
 
 
@@ -380,10 +380,10 @@ def test_traffic_that_is_shut_out_moves_no_vbucket(rig: Rig) -> None:
 
 
 def test_with_tls_and_without_http_the_services_have_other_names(rig: Rig) -> None:
-    rig.services.control.cluster_map = ClusterMap(lambda: {"upr": "[::1]:7"}, tls=True)
+    rig.services.control.cluster_map = ServedMap(lambda: {"upr": "[::1]:7"}, tls=True)
     assert cluster_map(Peer(rig))["nodesExt"] == [{"thisNode": True, "services": {"kvSSL": 7}}]
     places = {"upr": "h:7", "http": "h:8", "views": "h:9"}
-    rig.services.control.cluster_map = ClusterMap(lambda: places, tls=True, https=True)
+    rig.services.control.cluster_map = ServedMap(lambda: places, tls=True, https=True)
     found = cluster_map(Peer(rig))
     assert found["nodesExt"][0]["services"] == {"kvSSL": 7, "mgmtSSL": 8, "capiSSL": 9}
     assert found["nodes"][0]["couchApiBaseHTTPS"] == "https://$HOST:9/default"

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from uprmc.columnar.errors import BadFile, BadOption, MissingFile
 from uprmc.load import inputs
-from uprmc.load.input_rows import BadLine, Numbering, Row, rows_of
-from uprmc.load.inputs import Dialect, Task, fingerprint, plan
+from uprmc.load.input_rows import BadLine, InputRow, Numbering, rows_of
+from uprmc.load.inputs import Dialect, LoadTask, fingerprint, plan
 
 
-def read(tasks: list[Task]) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
+def read(tasks: list[LoadTask]) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
     """Return all rows, and the bad lines as (number in the file, reason)."""
     rows: list[dict[str, Any]] = []
     bad = []
@@ -31,7 +31,7 @@ def read(tasks: list[Task]) -> tuple[list[dict[str, Any]], list[tuple[int, str]]
             if isinstance(row, BadLine):
                 bad.append((number(row.number), row.reason))
             else:
-                assert isinstance(row, Row)
+                assert isinstance(row, InputRow)
                 rows.append(row.fields)
     return rows, bad
 

@@ -16,15 +16,15 @@ from uprmc.login.credentials import Credentials
 from uprmc.login.scram import ITERATIONS_MAX, TURN_ITERATIONS
 from uprmc.ports import Session
 from uprmc.remote.login import login_in_turns
-from uprmc.upr.link import Link
-from uprmc.xdcr.node_session import NodeSession
+from uprmc.upr.link import ReplicaLink
+from uprmc.xdcr.node_session import TargetSession
 
 ANN = Credentials("ann", "pencil")
 HELLO, LIST, AUTH, STEP = 0x1F, 0x20, 0x21, 0x22
 CONTINUE = 0x21
 
 
-class Linked(NodeSession):
+class Linked(TargetSession):
     """A connection of a link, that goes on with nothing."""
 
     def _welcomed(self) -> None:
@@ -40,7 +40,7 @@ class Linked(NodeSession):
 def replica(rig: Rig, wake: Callable[[], None]) -> Session:
     hub = rig.services.upr
     hub.credentials = ANN
-    return Link(hub, b"name", wake, None, "127.0.0.1:1")
+    return ReplicaLink(hub, b"name", wake, None, "127.0.0.1:1")
 
 
 def link(rig: Rig, wake: Callable[[], None]) -> Session:

@@ -18,7 +18,7 @@ from uprmc.client.node_session import NodeSession
 from uprmc.client.tap_upstream import ProducerSession
 from uprmc.client.tap_upstream import handshake as tap_handshake
 from uprmc.columnar.access import Access
-from uprmc.columnar.reading import Streams
+from uprmc.columnar.reading import LeaseStreams
 from uprmc.columnar.schema import Columns
 from uprmc.protocol.header import ResponseFrame
 from uprmc.remote import features
@@ -62,7 +62,7 @@ def carried(task: Iterator[Any], session: NodeSession, status: int = 0) -> list[
 
 
 class Recorder:
-    """Stands in for the connection of `Streams`: keeps what is asked, accepts everything."""
+    """Stands in for the connection of `LeaseStreams`: keeps what is asked, accepts everything."""
 
     place = "node:1"
 
@@ -140,7 +140,7 @@ def test_the_upstream_of_the_tap_adapter(values: bool, flags: int) -> None:
 def test_a_reader_of_a_lease() -> None:
     connection: Any = Recorder()
     access = Access(("node:1",), read_timeout_s=30.0)
-    streams = Streams(
+    streams = LeaseStreams(
         connection, access, Columns(), "a" * 300, lease=1, rows=1, size_bytes=1, no_value=False
     )
     streams._handshake()

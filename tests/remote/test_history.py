@@ -16,7 +16,7 @@ from uprmc.remote.history import (
     newest_entries,
     read_log,
 )
-from uprmc.rollback import Held, Position, rollback_point, shared_until
+from uprmc.rollback import ConsumerPosition, VBucketHoldings, rollback_point, shared_until
 
 LOG = (FailoverEntry(3, 20), FailoverEntry(2, 10), FailoverEntry(1, 0))
 ENTRY = FAILOVER_ENTRY.size
@@ -72,13 +72,13 @@ def test_a_log_that_no_server_made_is_not_shown_to_others(bad: tuple[tuple[int, 
 def test_going_back_to_a_boundary_is_accepted_the_next_time(
     log: tuple[FailoverEntry, ...], more: int, place: list[int], uuid: int
 ) -> None:
-    held = Held(log, log[0].seqno + more, 0)
+    held = VBucketHoldings(log, log[0].seqno + more, 0)
     first, start, last = sorted(place)
-    point = rollback_point(Position(start, SnapshotRange(first, last), uuid), held)
+    point = rollback_point(ConsumerPosition(start, SnapshotRange(first, last), uuid), held)
     if point is not None:
         back = newest_boundary(point, [first, 3, 7])
         assert back <= point
-        again = Position(back, SnapshotRange(back, back), log[0].uuid)
+        again = ConsumerPosition(back, SnapshotRange(back, back), log[0].uuid)
         assert rollback_point(again, held) is None
 
 

@@ -60,7 +60,7 @@ def test_of_a_key_that_never_was_the_newest_dropped_deletion_is_told(
 
 @pytest.mark.parametrize("status", [UNKNOWN, LATER])
 def test_a_refusal_says_nothing_of_a_version(status: int) -> None:
-    with pytest.raises(undo.Refused):
+    with pytest.raises(undo.UndoRefused):
         undo.version(b"key", ResponseFrame(GET_VERSION, status))
 
 

@@ -27,9 +27,9 @@ from tests.codec.frames import Frame, reply
 from uprmc.client import forget
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.errors import UprmcError
-from uprmc.index.source import Source
+from uprmc.index.source import IndexSource
 
 #: A node that says nothing for so long is given up.
 SILENCE_S = 0.5
@@ -56,7 +56,7 @@ def kv_client(nodes: Nodes_, places: Sequence[str]) -> str:
 
 def columnar(nodes: Nodes_, places: Sequence[str]) -> str:
     access = Access(tuple(places), retries=0, read_timeout_s=SILENCE_S, connect_timeout_s=SILENCE_S)
-    with Nodes(access) as found:
+    with BulkNodes(access) as found:
         ((place, _),) = found.by_place([0]).items()
     return place
 
@@ -67,7 +67,7 @@ def forgetting(nodes: Nodes_, places: Sequence[str]) -> str:
 
 
 def index(nodes: Nodes_, places: Sequence[str]) -> str:
-    source = Source(Clock(), places, 1.0, None, lambda: None)
+    source = IndexSource(Clock(), places, 1.0, None, lambda: None)
     with closing(source._connections):
         source.refresh()
         place = source.place_of(0)

@@ -14,7 +14,7 @@ from uprmc.server import log
 @pytest.fixture
 def lines() -> Iterator[io.StringIO]:
     """What would be on standard error, at level debug."""
-    sink = log.Sink("debug")
+    sink = log.LogSink("debug")
     sink.stream = io.StringIO()
     before = log.level()
     log.set_level("debug")

@@ -27,9 +27,9 @@ from uprmc.server.net.access import (
     REFUSALS_A_SECOND,
     WAIT_MAX_S,
     WAITING_MAX,
-    Access,
     Audit,
     Brakes,
+    UserAccess,
 )
 from uprmc.server.net.access import (
     FAILURES_MAX as REMEMBERED_MAX,
@@ -59,8 +59,8 @@ def path(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def access(loop: Loop, path: str) -> Iterator[Access]:
-    made = Access(loop.reactor, path, Stats(), Audit("", lambda: 1e9))
+def access(loop: Loop, path: str) -> Iterator[UserAccess]:
+    made = UserAccess(loop.reactor, path, Stats(), Audit("", lambda: 1e9))
     yield made
     made.stop()
 
@@ -188,7 +188,7 @@ def test_a_network_of_ipv6_is_one_address(brakes: Brakes) -> None:
     assert brakes.failed("[fe80::1%eth0]:5", "kim", 0.0) == DELAY_S
 
 
-def test_a_flood_of_failures_is_one_line_in_the_log(access: Access, lines: io.StringIO) -> None:
+def test_a_flood_of_failures_is_one_line_in_the_log(access: UserAccess, lines: io.StringIO) -> None:
     for _ in range(50):
         access.refuse("10.0.0.7:1", "upr", "a\nnn", "wrong name or password")
     found = lines.getvalue().splitlines()
@@ -199,7 +199,7 @@ def test_a_flood_of_failures_is_one_line_in_the_log(access: Access, lines: io.St
 # --- passwords ----------------------------------------------------------------------------------
 
 
-def test_passwords_wait_for_the_thread_up_to_a_limit(access: Access, loop: Loop) -> None:
+def test_passwords_wait_for_the_thread_up_to_a_limit(access: UserAccess, loop: Loop) -> None:
     answers: list[bool | None] = []
     for _ in range(WAITING_MAX + 1):
         access.check(HERE, ANN, answers.append)
@@ -215,7 +215,7 @@ def test_passwords_wait_for_the_thread_up_to_a_limit(access: Access, loop: Loop)
     loop.until(lambda: answers[-1] is False)
 
 
-def test_a_password_in_clear_is_taken_where_nobody_listens(access: Access) -> None:
+def test_a_password_in_clear_is_taken_where_nobody_listens(access: UserAccess) -> None:
     def plain(peer: str, *, tls: bool = False) -> bool:
         return access.door(peer, "upr", tls=tls).plain
 
@@ -231,7 +231,7 @@ def test_a_password_in_clear_is_taken_where_nobody_listens(access: Access) -> No
 # --- reloads ------------------------------------------------------------------------------------
 
 
-def test_a_reload_revokes_those_who_changed_and_nobody_else(access: Access, path: str) -> None:
+def test_a_reload_revokes_those_who_changed_and_nobody_else(access: UserAccess, path: str) -> None:
     doors = {name: access.door("127.0.0.1:5", "upr", tls=False) for name in ("ann", "bob")}
     for name, door in doors.items():
         door.admit(name, done, done)
@@ -245,7 +245,9 @@ def test_a_reload_revokes_those_who_changed_and_nobody_else(access: Access, path
     assert doors["bob"].over(1e9)
 
 
-def test_a_login_that_began_before_a_reload_does_not_outlive_it(access: Access, path: str) -> None:
+def test_a_login_that_began_before_a_reload_does_not_outlive_it(
+    access: UserAccess, path: str
+) -> None:
     begun, checked = (access.door("127.0.0.1:5", "upr", tls=False) for _ in range(2))
     begun.begin(Mechanism.SCRAM_SHA1)
     checked.check(ANN, lambda right: None)
@@ -257,7 +259,7 @@ def test_a_login_that_began_before_a_reload_does_not_outlive_it(access: Access, 
 
 
 def test_a_password_of_http_that_changed_while_it_was_checked_is_checked_again(
-    access: Access, path: str, loop: Loop
+    access: UserAccess, path: str, loop: Loop
 ) -> None:
     answers: list[bool | None] = []
     access.check_once(HERE, ANN, answers.append)
@@ -268,7 +270,7 @@ def test_a_password_of_http_that_changed_while_it_was_checked_is_checked_again(
     assert not access.remembers(ANN)
 
 
-def test_who_does_not_log_in_in_time_is_disconnected(access: Access) -> None:
+def test_who_does_not_log_in_in_time_is_disconnected(access: UserAccess) -> None:
     door = access.door("127.0.0.1:5", "upr", tls=False)
     assert not door.over(5.0)
     assert not door.over(5.0 + LOGIN_TIMEOUT_S - 0.001)
@@ -281,7 +283,7 @@ def test_who_does_not_log_in_in_time_is_disconnected(access: Access) -> None:
 
 
 @pytest.mark.parametrize("flaw", ["torn", "open", "gone"])
-def test_a_bad_file_keeps_the_users(access: Access, path: str, flaw: str) -> None:
+def test_a_bad_file_keeps_the_users(access: UserAccess, path: str, flaw: str) -> None:
     file = Path(path)
     if flaw == "torn":
         file.write_bytes(file.read_bytes()[:-20])
@@ -390,7 +392,7 @@ def test_it_goes_on_in_a_new_file_after_a_rotation(tmp_path: Path) -> None:
 
 
 def test_a_registered_client_belongs_to_its_user_until_it_leaves_or_the_user_is_gone(
-    access: Access, path: str
+    access: UserAccess, path: str
 ) -> None:
     assert access.claims("ann", b"nightly", leaves=False)
     assert not access.claims("bob", b"nightly", leaves=True)
@@ -402,7 +404,7 @@ def test_a_registered_client_belongs_to_its_user_until_it_leaves_or_the_user_is_
     assert access.claims("ann", b"nightly", leaves=False)
 
 
-def test_the_users_of_so_many_clients_are_remembered(access: Access) -> None:
+def test_the_users_of_so_many_clients_are_remembered(access: UserAccess) -> None:
     for number in range(CLIENTS_MAX + 1):
         assert access.claims("ann", b"%d" % number, leaves=False)
     assert access.claims("bob", b"0", leaves=False)

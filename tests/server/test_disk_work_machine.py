@@ -42,7 +42,7 @@ from uprmc.errors import (
 from uprmc.model import Item
 from uprmc.server.work.disk import DiskWork, FetchDriver, FlushDriver
 from uprmc.server.work.turns import LongWork
-from uprmc.storage.interface import Batch
+from uprmc.storage.interface import CommitBatch
 from uprmc.storage.memory import MemoryView
 
 KEYS = [b"a", b"b", b"c", b"d"]
@@ -116,7 +116,7 @@ class RecordingStore(FaultyStore):
         self.damaged: set[bytes] = set()
         self.done: list[str] = []
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: CommitBatch) -> None:
         if self.map_full:
             raise StoreMapFull("the map is full")
         super().commit(batch)

@@ -20,7 +20,7 @@ from tests.server.test_http import FakeNode
 from uprmc.client.state import Saved
 from uprmc.config import HttpSettings
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange
-from uprmc.server.http.changes import Changes, Feed, Question, decoded, encoded
+from uprmc.server.http.changes import ChangeFeed, Changes, ChangesQuestion, decoded, encoded
 from uprmc.server.http.endless import KEEPALIVE_S, Endless, EventStream, Live
 from uprmc.server.http.site import MAX_CLIENTS, node_site
 from uprmc.server.log import Events
@@ -207,7 +207,7 @@ def test_a_client_that_does_not_read_is_closed_when_the_node_holds_too_much(site
 def test_changes_do_not_wait_for_a_reader_that_has_gone_without_reading(site: Site) -> None:
     transport = site.get("/changes")
     (outflow,) = site.changes._readers
-    feed = Feed(site.reactor, outflow, Question(), {}, each_token=False)
+    feed = ChangeFeed(site.reactor, outflow, ChangesQuestion(), {}, each_token=False)
     transport.producer.pauseProducing()
     waiting = feed.snapshot_end(0, 1)
     assert not waiting.called

@@ -20,7 +20,7 @@ from uprmc.login.users_file import write_users
 from uprmc.server.http import site as http_gate
 from uprmc.server.http.site import gate, role_of_page
 from uprmc.server.net import access
-from uprmc.server.net.access import REMEMBERED_MAX, Access, Audit
+from uprmc.server.net.access import REMEMBERED_MAX, Audit, UserAccess
 from uprmc.web import LimitedSite
 
 HERE = IPv4Address("TCP", "127.0.0.1", 4711)
@@ -50,7 +50,7 @@ class Web:
         self.users(ann={Role.MONITOR}, bob={Role.READ})
         self.stats = Stats()
         audit = Audit(str(self.audit_file), lambda: 1e9)
-        self.access = Access(loop.reactor, self.file, self.stats, audit)
+        self.access = UserAccess(loop.reactor, self.file, self.stats, audit)
         self.checks = 0
         self.site = LimitedSite(
             Inner(), loop.reactor, hint=bytes, request_s=10, clients_max=9, body_max=9

@@ -13,12 +13,12 @@ from twisted.internet.defer import Deferred
 from twisted.logger import Logger, globalLogPublisher
 from twisted.python import log as legacy
 
-from uprmc.server.log import LEVELS, Log, Sink, Throttle, level, set_level
+from uprmc.server.log import LEVELS, Log, LogSink, Throttle, level, set_level
 
 TIME = 1_795_176_000.1234  # 2026-11-20T12:00:00.123Z
 
 
-def line_of(sink: Sink, level_name: str = "info", name: str = "a.b", **fields: object) -> str:
+def line_of(sink: LogSink, level_name: str = "info", name: str = "a.b", **fields: object) -> str:
     from twisted.logger import LogLevel
 
     sink.stream = io.StringIO()
@@ -34,12 +34,12 @@ def line_of(sink: Sink, level_name: str = "info", name: str = "a.b", **fields: o
 
 
 def test_the_text_line_has_time_level_event_and_pairs() -> None:
-    line = line_of(Sink(), name="listener.ready", address="127.0.0.1:11211")
+    line = line_of(LogSink(), name="listener.ready", address="127.0.0.1:11211")
     assert line == "2026-11-20T12:00:00.123Z info  listener.ready address=127.0.0.1:11211\n"
 
 
 def test_the_json_line_holds_the_same() -> None:
-    line = line_of(Sink(format="json"), name="listener.ready", address="127.0.0.1:11211", n=1)
+    line = line_of(LogSink(format="json"), name="listener.ready", address="127.0.0.1:11211", n=1)
     assert line.endswith("\n")
     assert json.loads(line) == {
         "time": "2026-11-20T12:00:00.123Z",
@@ -51,10 +51,10 @@ def test_the_json_line_holds_the_same() -> None:
 
 
 def test_a_list_is_a_list_in_json() -> None:
-    line = line_of(Sink(format="json"), keys=[b"a", "b"], more=(1, None))
+    line = line_of(LogSink(format="json"), keys=[b"a", "b"], more=(1, None))
     assert json.loads(line)["keys"] == ["a", "b"]
     assert json.loads(line)["more"] == [1, None]
-    assert 'keys=["a", "b"]' in line_of(Sink(), keys=[b"a", "b"])
+    assert 'keys=["a", "b"]' in line_of(LogSink(), keys=[b"a", "b"])
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_a_list_is_a_list_in_json() -> None:
     ],
 )
 def test_values_stay_on_one_line_and_apart(value: object, text: str) -> None:
-    assert line_of(Sink(), v=value) == f"2026-11-20T12:00:00.123Z info  a.b v={text}\n"
+    assert line_of(LogSink(), v=value) == f"2026-11-20T12:00:00.123Z info  a.b v={text}\n"
 
 
 def test_a_field_cannot_overwrite_time_level_or_event_in_json() -> None:
-    fields = json.loads(line_of(Sink(format="json"), event="forged", time="never"))
+    fields = json.loads(line_of(LogSink(format="json"), event="forged", time="never"))
     assert fields["event"] == "a.b"
     assert fields["time"].startswith("2026")
 
 
 @pytest.mark.parametrize("shown", LEVELS)
 def test_a_level_shows_itself_and_what_is_above(shown: str) -> None:
-    seen = [name for name in LEVELS if line_of(Sink(shown), name)]
+    seen = [name for name in LEVELS if line_of(LogSink(shown), name)]
     assert seen == list(LEVELS[LEVELS.index(shown) :])
 
 
@@ -134,7 +134,7 @@ def test_an_unhandled_deferred_error_is_an_error_line(lines: io.StringIO) -> Non
 
 
 def test_a_closed_standard_error_does_not_hurt() -> None:
-    sink = Sink()
+    sink = LogSink()
     line_of(sink)
     sink.stream.close()
     globalLogPublisher.addObserver(sink)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.documents import HandDrivenNode
-from uprmc.server.stats.engine import Holder, holders, resident_bytes
+from uprmc.server.stats.engine import MemoryHolder, holders, resident_bytes
 
 
-def by_name(node: HandDrivenNode) -> dict[str, Holder]:
+def by_name(node: HandDrivenNode) -> dict[str, MemoryHolder]:
     found = holders(node.node)
     assert len({each.name for each in found}) == len(found)
     return {each.name: each for each in found}

@@ -18,7 +18,7 @@ from tests.contents import table_of
 from tests.server.support import Loop
 from tests.system.support import node_here
 from uprmc import MEMCACHED_VERSION
-from uprmc.engine.watermarks.rows import Kind, Report
+from uprmc.engine.watermarks.rows import Kind, WatermarkReport
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import InvalidArguments, NotMyVBucket
 from uprmc.metrics import Exposition
@@ -435,7 +435,9 @@ def test_the_page_of_a_vbucket_shows_the_rows_that_its_statistics_have(
     names = [b"client-%03d" % number for number in range(ROWS_MAX + 1)]
     vbucket = node.bucket.vbuckets[3]
     for name in names:
-        node.bucket.watermarks.report(vbucket, Report(name, Kind.BACKUP, 0, meta=b"\xff"), MANAGER)
+        node.bucket.watermarks.report(
+            vbucket, WatermarkReport(name, Kind.BACKUP, 0, meta=b"\xff"), MANAGER
+        )
     page = node.statistics.watermarks("3")
     shown = group(node, "watermarks 3")
     rows = page.pop("rows")

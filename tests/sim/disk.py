@@ -17,7 +17,7 @@ from tests.sim.judges import StoreJudge, complain
 from tests.sim.world import World
 from uprmc.errors import StoreError, StoreFull, StoreMapFull
 from uprmc.model import Item, VBucketHeader
-from uprmc.storage.interface import Batch, Damaged, StoreUsage
+from uprmc.storage.interface import CommitBatch, Damaged, StoreUsage
 from uprmc.storage.memory import MemoryStore, MemoryView
 
 
@@ -74,7 +74,7 @@ class Disk:
         """Return a reading for judges."""
         return self._medium.view()
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: CommitBatch) -> None:
         """Commit without asking for faults."""
         self.judge.begins(batch)
         try:
@@ -167,7 +167,7 @@ class DiskStore:
         self._disk = disk
         self._medium = medium
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: CommitBatch) -> None:
         """Commit, or have the fault that is on."""
         assert not self._medium.closed, "a dead process writes"
         self._disk.refuse()

@@ -29,7 +29,7 @@ from uprmc.index.collation import sort_key
 from uprmc.index.errors import WentBack
 from uprmc.index.following import has_all
 from uprmc.index.index_file import Files
-from uprmc.index.model import Document, Emission, Entry, Mapped, Reductions
+from uprmc.index.model import Emission, Entry, IndexedDocument, Mapped, Reductions
 from uprmc.index.rows import split_row_value
 from uprmc.index.store import IndexStore
 from uprmc.index.streams import Level
@@ -73,11 +73,11 @@ class MapDocuments:
 
     log = ()
 
-    def map(self, documents: Iterable[Document]) -> list[Mapped]:
+    def map(self, documents: Iterable[IndexedDocument]) -> list[Mapped]:
         """See `Mapper`."""
         return [Mapped([self._rows(document)]) for document in documents]
 
-    def _rows(self, document: Document) -> list[Emission]:
+    def _rows(self, document: IndexedDocument) -> list[Emission]:
         return [
             Emission(sort_key(key, "unicode"), json.dumps(key).encode(), b"%d" % value)
             for key, value in emitted(document.key, bytes(document.value))

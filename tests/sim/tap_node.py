@@ -14,7 +14,7 @@ from uprmc.kv.services import Services
 from uprmc.protocol.tap import Connect
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.tap_adapter.producer import TapProducer
-from uprmc.tap_adapter.session import Opened
+from uprmc.tap_adapter.session import TapOpened
 
 
 class TapNode(ReplicaNode):
@@ -46,7 +46,7 @@ class TapNode(ReplicaNode):
         self.tap = NodeTap(self.upr, self.settings.tap, lambda: self._world.now, lambda: b"the map")
         door_open = self.tap.registry.open
 
-        def noted(connect: Connect, wake: Callable[[], None]) -> Opened:
+        def noted(connect: Connect, wake: Callable[[], None]) -> TapOpened:
             opened = door_open(connect, wake)
             self.producers[wake] = opened.producer
             return opened

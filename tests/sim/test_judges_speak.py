@@ -30,7 +30,7 @@ from uprmc.errors import CommandError, StoreError
 from uprmc.kv.conversation import Conversation
 from uprmc.model import SnapshotRange, VBucketHeader
 from uprmc.record import key_of, pack, seqno_of, unpack
-from uprmc.storage.interface import Batch
+from uprmc.storage.interface import CommitBatch
 
 pytestmark = pytest.mark.sim
 
@@ -88,7 +88,7 @@ def _keep_the_clean_mark(patch: pytest.MonkeyPatch) -> None:
     """Forget to remove the mark at the start."""
     commit = DiskStore.commit
 
-    def keep(store: DiskStore, batch: Batch) -> None:
+    def keep(store: DiskStore, batch: CommitBatch) -> None:
         if None not in batch.local.values():
             commit(store, batch)
 

@@ -20,8 +20,8 @@ from tests.sim.replica_run import ReplicaRun
 from tests.sim.test_replica_programs import deposed_active, nobody_tells
 from uprmc.client import nodes
 from uprmc.client.follow import Follower
-from uprmc.client.nodes import Nodes
-from uprmc.client.position import Place, PositionWriter
+from uprmc.client.nodes import ClientNodes
+from uprmc.client.position import PositionWriter, VBucketPlace
 from uprmc.client.state import BOUNDARY, MemoryState
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine import failover_log as terms_module
@@ -36,7 +36,7 @@ from uprmc.model import Life, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack, seqno_of, unpack
 from uprmc.remote.directory import Choice, Claim
 from uprmc.upr import admission, intake, producer, receiver, undo
-from uprmc.upr.link import Link
+from uprmc.upr.link import ReplicaLink
 from uprmc.upr.receiver import Receiver
 from uprmc.upr.replication import Replication
 from uprmc.upr.source import Source
@@ -143,7 +143,7 @@ def _lose_an_item(patch: pytest.MonkeyPatch) -> None:
 def _take_what_is_out_of_order(patch: pytest.MonkeyPatch) -> None:
     """Apply whatever comes, from a source that begins too early now and then."""
     patch.setattr(replica_module, "_check_place", lambda *arguments: None)
-    patch.setattr(Link, "_check_marker", lambda *arguments: None)
+    patch.setattr(ReplicaLink, "_check_marker", lambda *arguments: None)
     admitted = admission.admit
 
     def early(vbucket: VBucket, asked: Any, **options: Any) -> Any:
@@ -414,13 +414,13 @@ def _keep_what_is_to_be_dropped(patch: pytest.MonkeyPatch) -> None:
 
 def _save_another_log(patch: pytest.MonkeyPatch) -> None:
     """Write histories down in the wrong order."""
-    saved = Place.saved
+    saved = VBucketPlace.saved
 
-    def turned(place: Place, *, inside: bool) -> Any:
+    def turned(place: VBucketPlace, *, inside: bool) -> Any:
         made = saved(place, inside=inside)
         return made._replace(log=made.log[::-1])
 
-    patch.setattr(Place, "saved", turned)
+    patch.setattr(VBucketPlace, "saved", turned)
 
 
 _OF_PROGRAMS = (
@@ -569,8 +569,8 @@ def test_a_broken_rule_of_replicas_is_noticed(
 
 def _say_no_term(patch: pytest.MonkeyPatch) -> None:
     """Else the node would refuse, and no harm come of it."""
-    asked = Place.asked
-    patch.setattr(Place, "asked", lambda place: asked(place)._replace(term=0))
+    asked = VBucketPlace.asked
+    patch.setattr(VBucketPlace, "asked", lambda place: asked(place)._replace(term=0))
 
 
 def _follow_the_longest_log(patch: pytest.MonkeyPatch) -> None:
@@ -583,22 +583,24 @@ def _follow_the_longest_log(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(nodes, "chosen", longest)
     patch.setattr(
-        Nodes, "disputed", lambda found: {n for each in found.sessions() for n in each.facts.active}
+        ClientNodes,
+        "disputed",
+        lambda found: {n for each in found.sessions() for n in each.facts.active},
     )
 
 
 def _follow_whoever_answers_first(patch: pytest.MonkeyPatch) -> None:
     """Choose before all have told."""
-    patch.setattr(Nodes, "all_asked", lambda found: True)
-    patch.setattr(Nodes, "asked_since", lambda found, *times: True)
+    patch.setattr(ClientNodes, "all_asked", lambda found: True)
+    patch.setattr(ClientNodes, "asked_since", lambda found, *times: True)
 
 
 def _forget_the_term(patch: pytest.MonkeyPatch) -> None:
     """Write it down nowhere; then a deposed node that is alone looks right."""
     _say_no_term(patch)
-    saved = Place.saved
+    saved = VBucketPlace.saved
     patch.setattr(
-        Place,
+        VBucketPlace,
         "saved",
         lambda place, *, inside: saved(place, inside=inside)._replace(term=0),
     )

@@ -26,14 +26,14 @@ from uprmc.tap_adapter import consumer as consumer_module
 from uprmc.tap_adapter import feed as feed_module
 from uprmc.tap_adapter.consumer import Boundaries, TapConsumer
 from uprmc.tap_adapter.conversation import SendQueue, TapStream
-from uprmc.tap_adapter.cursor import Cursor
-from uprmc.tap_adapter.feed import Feed
+from uprmc.tap_adapter.cursor import TapCursor
+from uprmc.tap_adapter.feed import TapFeed
 from uprmc.tap_adapter.local import LocalUpstream
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.openings import Openings
 from uprmc.tap_adapter.producer import SavedBatch
 from uprmc.tap_adapter.translate import TapForm
-from uprmc.tap_adapter.window import Control, Refused, Window
+from uprmc.tap_adapter.window import TapControl, TapRefused, TapWindow
 
 pytestmark = pytest.mark.sim
 
@@ -48,12 +48,12 @@ _SEEDS = 60
 
 def _ignore_the_window(patch: pytest.MonkeyPatch) -> None:
     """Send whatever there is."""
-    patch.setattr(Window, "room", 1_000_000)
+    patch.setattr(TapWindow, "room", 1_000_000)
 
 
 def _ignore_the_gates(patch: pytest.MonkeyPatch) -> None:
     """Send items after an OPAQUE that nobody has acknowledged."""
-    patch.setattr(Window, "gated", False)
+    patch.setattr(TapWindow, "gated", False)
 
 
 def _end_checkpoints_early(patch: pytest.MonkeyPatch) -> None:
@@ -65,7 +65,7 @@ def _ask_too_seldom(patch: pytest.MonkeyPatch) -> None:
     """Do not ask for an answer at every interval."""
     made = SendQueue.__init__
 
-    def careless(queue: SendQueue, window: Window, interval: int, *, acks: bool) -> None:
+    def careless(queue: SendQueue, window: TapWindow, interval: int, *, acks: bool) -> None:
         made(queue, window, interval * 2, acks=acks)
 
     patch.setattr(SendQueue, "__init__", careless)
@@ -79,7 +79,7 @@ def _leave_the_last_unasked(patch: pytest.MonkeyPatch) -> None:
 
 def _close_a_backfill_early(patch: pytest.MonkeyPatch) -> None:
     """Tell its end while items are unacknowledged."""
-    patch.setattr(Window, "holds", lambda window, vbucket: False)
+    patch.setattr(TapWindow, "holds", lambda window, vbucket: False)
 
 
 # --- answers --------------------------------------------------------------------------------------
@@ -88,18 +88,18 @@ def _close_a_backfill_early(patch: pytest.MonkeyPatch) -> None:
 def _go_on_after_a_refusal(patch: pytest.MonkeyPatch) -> None:
     """Take a refused item as acknowledged."""
 
-    def careless(window: Window, sequence: int) -> Refused | None:
+    def careless(window: TapWindow, sequence: int) -> TapRefused | None:
         settled = window.acknowledge(sequence)
-        return None if settled is None else Refused(settled, [], None)
+        return None if settled is None else TapRefused(settled, [], None)
 
-    patch.setattr(Window, "refuse", careless)
+    patch.setattr(TapWindow, "refuse", careless)
 
 
 def _skip_what_is_unacknowledged(patch: pytest.MonkeyPatch) -> None:
     """Go on after what was sent, not after what was acknowledged."""
     begin = Openings._course_of
 
-    def careless(openings: Openings, number: int, standing: Any) -> Cursor:
+    def careless(openings: Openings, number: int, standing: Any) -> TapCursor:
         cursor = begin(openings, number, standing)
         if cursor.sent > cursor.acked:
             cursor.acked = cursor.sent
@@ -113,7 +113,7 @@ def _forget_the_end_of_a_backfill(patch: pytest.MonkeyPatch) -> None:
     """Never tell it."""
     post = SendQueue.post
 
-    def careless(queue: SendQueue, control: Control) -> None:
+    def careless(queue: SendQueue, control: TapControl) -> None:
         if (control.opcode, control.word) != (Opcode.TAP_OPAQUE, tap.CLOSE_BACKFILL):
             post(queue, control)
 
@@ -163,9 +163,9 @@ def _remember_a_name_that_is_deregistered(patch: pytest.MonkeyPatch) -> None:
 
 def _number_checkpoints_anew(patch: pytest.MonkeyPatch) -> None:
     """Begin with 1 again and again."""
-    opened = Cursor.open_checkpoint
+    opened = TapCursor.open_checkpoint
     patch.setattr(
-        Cursor, "open_checkpoint", lambda cursor, checkpoint_id, after: opened(cursor, 1, after)
+        TapCursor, "open_checkpoint", lambda cursor, checkpoint_id, after: opened(cursor, 1, after)
     )
 
 
@@ -198,11 +198,11 @@ def _cut_dumps_short(patch: pytest.MonkeyPatch) -> None:
 
 def _hand_over_too_early(patch: pytest.MonkeyPatch) -> None:
     """Make the client active while the source still is."""
-    marker = Feed._marker
+    marker = TapFeed._marker
 
-    def careless(feed: Feed, stream: TapStream, request: Any) -> bool:
+    def careless(feed: TapFeed, stream: TapStream, request: Any) -> bool:
         if feed._conversation.takeover and not stream.announced:
-            control = Control(Opcode.TAP_VBUCKET_SET, stream.number, tap.ACTIVE)
+            control = TapControl(Opcode.TAP_VBUCKET_SET, stream.number, tap.ACTIVE)
             feed._conversation.send_queue.post(control)
         return marker(feed, stream, request)
 
@@ -222,7 +222,7 @@ def _flush_in_silence(patch: pytest.MonkeyPatch) -> None:
     """Begin again after everything was emptied, and tell the client nothing."""
     post = SendQueue.post
 
-    def silent(queue: SendQueue, control: Control) -> None:
+    def silent(queue: SendQueue, control: TapControl) -> None:
         if control.opcode != Opcode.TAP_FLUSH:
             post(queue, control)
         elif control.acked is not None:

@@ -29,8 +29,8 @@ from uprmc.record import seqno_of, unpack
 from uprmc.upr import admission, frames, producer
 from uprmc.upr import feed as feed_module
 from uprmc.upr import stream as stream_module
-from uprmc.upr.barrier import ByCycle, ByVector, Place
-from uprmc.upr.feed import Feed, Readings, Rounds
+from uprmc.upr.barrier import ByCycle, ByVector, RoundPlace
+from uprmc.upr.feed import Feed, Readings, StreamRounds
 from uprmc.upr.hub import Slots
 from uprmc.upr.producer import Producer
 from uprmc.upr.stream import LeaseStream, NotifierStream, Stream
@@ -280,12 +280,12 @@ def _let_streams_live_on(patch: pytest.MonkeyPatch) -> None:
 def _take_the_last_first(patch: pytest.MonkeyPatch) -> None:
     """Serve vBuckets from the highest number down."""
 
-    def backwards(rounds: Rounds) -> Stream | None:
+    def backwards(rounds: StreamRounds) -> Stream | None:
         if rounds._current is None and rounds._ready:
             rounds.position, rounds._current = rounds._ready.peekitem(-1)
         return rounds._current
 
-    patch.setattr(Rounds, "next", backwards)
+    patch.setattr(StreamRounds, "next", backwards)
     _do_not_count_rounds(patch)
 
 
@@ -307,12 +307,12 @@ def _do_not_count_rounds(patch: pytest.MonkeyPatch) -> None:
 
 def _say_nothing_of_rounds(patch: pytest.MonkeyPatch) -> None:
     """Begin the next round without a word."""
-    finish = Rounds.finish
+    finish = StreamRounds.finish
 
-    def silent(rounds: Rounds) -> Any:
+    def silent(rounds: StreamRounds) -> Any:
         finish(rounds)
 
-    patch.setattr(Rounds, "finish", silent)
+    patch.setattr(StreamRounds, "finish", silent)
     _do_not_count_rounds(patch)
 
 
@@ -351,7 +351,7 @@ def _return_barriers_a_round_early(patch: pytest.MonkeyPatch) -> None:
 
     def early(barriers: ByCycle, highs: Any) -> Any:
         found = goal(barriers, highs)
-        found.place = Place(found.place.cycle - 1, found.place.vbucket)
+        found.place = RoundPlace(found.place.cycle - 1, found.place.vbucket)
         return found
 
     patch.setattr(ByCycle, "_goal", early)

@@ -25,9 +25,9 @@ from uprmc.xdcr.link import Link, Progress
 from uprmc.xdcr.outbound import Outbound
 from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
-from uprmc.xdcr.run import Run
+from uprmc.xdcr.run import LinkRun
 from uprmc.xdcr.sender import Sender
-from uprmc.xdcr.shipment import Position, Shipment
+from uprmc.xdcr.shipment import LinkPosition, Shipment
 from uprmc.xdcr.spec import LinkSpec
 
 pytestmark = pytest.mark.sim
@@ -129,15 +129,15 @@ def _leave_debts_out(patch: pytest.MonkeyPatch) -> None:
 
 def _begin_again_at_the_front(patch: pytest.MonkeyPatch) -> None:
     """Remember debts as arrived when a stream ends."""
-    drop = Run.drop
+    drop = LinkRun.drop
 
-    def forgetful(self: Run, shipments: Any, *, remember: bool = True) -> None:
+    def forgetful(self: LinkRun, shipments: Any, *, remember: bool = True) -> None:
         dropped = list(shipments)
         for shipment in dropped:
             shipment.through = shipment.front
         drop(self, dropped, remember=remember)
 
-    patch.setattr(Run, "drop", forgetful)
+    patch.setattr(LinkRun, "drop", forgetful)
 
 
 def _take_the_range_when_it_is_sent(patch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def _take_sent_for_arrived(patch: pytest.MonkeyPatch) -> None:
     """Do not wait for answers."""
     sent = Shipment.sent
 
-    def hasty(self: Shipment, window: Any, position: Position) -> None:
+    def hasty(self: Shipment, window: Any, position: LinkPosition) -> None:
         sent(self, window, position)
         self.through = position
 
@@ -193,7 +193,7 @@ def _ask_the_target_too_early(patch: pytest.MonkeyPatch) -> None:
     """Note a seqno of the target's that does not cover what has arrived."""
     record = Shipment.record
 
-    def early(self: Shipment, position: Position, target_seqno: int, created: int) -> Record:
+    def early(self: Shipment, position: LinkPosition, target_seqno: int, created: int) -> Record:
         return record(self, position, 0, created)
 
     patch.setattr(Shipment, "record", early)

@@ -18,7 +18,7 @@ from uprmc.errors import CommandError
 from uprmc.kv.services import Services
 from uprmc.model import VBucketState
 from uprmc.xdcr.links import Links
-from uprmc.xdcr.received import Received
+from uprmc.xdcr.received import ReceivedRecords
 from uprmc.xdcr.run import World as Surroundings
 
 #: Sizes of links that are made small, as `tests.sim.node.SMALL` does for the engine.
@@ -92,7 +92,7 @@ class XdcrNode(ReplicaNode):
 
     def _life_began(self) -> None:
         super()._life_began()
-        received = Received(self.bucket, lambda why: self._trouble("", why))
+        received = ReceivedRecords(self.bucket, lambda why: self._trouble("", why))
         life = self.life
         self.xdcr = Links(
             Surroundings(

@@ -10,7 +10,7 @@ from interop.replica_pair import Node
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.schema import Columns
-from uprmc.spark.following import Follower
+from uprmc.spark.following import SparkFollower
 from uprmc.spark.offsets import Offset, parsed
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.stream_task import ROLLBACK, run
@@ -79,7 +79,7 @@ class Stream:
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
         self.sink = Changes()
-        self.follower = Follower(options)
+        self.follower = SparkFollower(options)
         self.offset = self.follower.initial()
         self.last: tuple[Offset, Offset] | None = None
 
@@ -93,7 +93,7 @@ class Stream:
         """The driver's process ends and another one begins from what was kept."""
         self.follower.close()
         self.options = replace(self.options, **changes)
-        self.follower = Follower(self.options)
+        self.follower = SparkFollower(self.options)
         self.offset = parsed(self.offset.to_json())
 
     def plan(self, rows: int | None = None) -> bool:

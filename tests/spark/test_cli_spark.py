@@ -12,7 +12,7 @@ import pytest
 
 from tests.bulk.cli_run import ROOT, uprmc
 from uprmc.cli import bulk
-from uprmc.cli.bulk import Shown, line_of, running
+from uprmc.cli.bulk import BulkShown, line_of, running
 from uprmc.cli.main import run
 from uprmc.columnar.errors import Unreachable
 from uprmc.errors import ConfigError
@@ -122,7 +122,7 @@ class Told(io.StringIO):
 
 def test_elsewhere_than_on_a_terminal_progress_is_a_line_now_and_then() -> None:
     stream = Told()
-    with Shown("auto", stream, every_s=0.01) as shown:
+    with BulkShown("auto", stream, every_s=0.01) as shown:
         shown(Step("loading", 3, 10, 1234, 5_000_000))
         assert stream.written.wait(10)
     line = stream.getvalue().splitlines()[0]
@@ -132,14 +132,14 @@ def test_elsewhere_than_on_a_terminal_progress_is_a_line_now_and_then() -> None:
 
 def test_short_work_shows_no_line() -> None:
     stream = Told()
-    with Shown("plain", stream) as shown:
+    with BulkShown("plain", stream) as shown:
         shown(Step("loading", 3, 10))
     assert stream.getvalue() == ""
 
 
 def test_no_progress_shows_nothing_and_remembers_the_last_step() -> None:
     stream = Told()
-    with Shown("none", stream, every_s=0.001) as shown:
+    with BulkShown("none", stream, every_s=0.001) as shown:
         shown(Step("loading", 3, 10))
         assert not stream.written.wait(0.05)
     assert shown.last == Step("loading", 3, 10)
@@ -147,7 +147,7 @@ def test_no_progress_shows_nothing_and_remembers_the_last_step() -> None:
 
 def test_a_bar_is_gone_at_the_end() -> None:
     stream = Told()
-    with Shown("bar", stream) as shown:
+    with BulkShown("bar", stream) as shown:
         shown(Step("loading", 3, 10, 1234))
         shown(Step("loading", 10, 10, 4321))
     assert "4,321 rows" in stream.getvalue()

@@ -18,8 +18,8 @@ from tests.spark.stream_model import Control, Row, Sink, VBucket, World, Wrong
 from uprmc import rollback
 from uprmc.model import SnapshotRange
 from uprmc.spark import batch_planner
-from uprmc.spark.batch_planner import RESTART, REWIND, Rules, Seen, Slice
-from uprmc.spark.offsets import Offset, Position, parsed
+from uprmc.spark.batch_planner import RESTART, REWIND, PlanRules, Seen, Slice
+from uprmc.spark.offsets import Offset, OffsetPosition, parsed
 
 VBUCKETS = 2
 STEPS = 25
@@ -34,7 +34,7 @@ class Stream:
         self.seed = seed
         self.chance = random.Random(seed)
         self.world = World(self.chance, [VBucket(n, ((n + 1, 0),)) for n in range(VBUCKETS)])
-        self.rules = Rules(on_rollback, fail_on_data_loss=not purges)
+        self.rules = PlanRules(on_rollback, fail_on_data_loss=not purges)
         self.purges = purges
         self.sink = Sink()
         self.offset = Offset(VBUCKETS)
@@ -74,7 +74,7 @@ class Stream:
         if self.chance.random() < 0.2 and not self.purges:
             self.world.write_some()
             positions = {
-                v.number: Position(v.log[0][0], v.high, origin=v.high)
+                v.number: OffsetPosition(v.log[0][0], v.high, origin=v.high)
                 for v in self.world.vbuckets
                 if v.high
             }
@@ -112,8 +112,8 @@ class Stream:
         return control + list(vbucket.by_seqno(part.start)), False
 
     def point(self, vbucket: VBucket, part: Slice) -> int | None:
-        place = rollback.Position(part.start, SnapshotRange(*part.snapshot), part.uuid)
-        held = rollback.Held(tuple(vbucket.log), vbucket.high, vbucket.purged)
+        place = rollback.ConsumerPosition(part.start, SnapshotRange(*part.snapshot), part.uuid)
+        held = rollback.VBucketHoldings(tuple(vbucket.log), vbucket.high, vbucket.purged)
         return rollback.rollback_point(place, held)
 
     def accept(self, vbucket: VBucket, part: Slice) -> None:
@@ -230,7 +230,7 @@ def test_the_judge_sees_a_limited_batch_that_counts_as_complete(
 ) -> None:
     settled = batch_planner.settled
 
-    def complete(start: Offset, *rest: Any) -> batch_planner.Settled:
+    def complete(start: Offset, *rest: Any) -> batch_planner.SettledBatch:
         positions = {
             number: each
             if each.snapshot is None
@@ -248,7 +248,7 @@ def test_the_judge_sees_an_unproven_end_that_counts_as_complete(
 ) -> None:
     settled = batch_planner.settled
 
-    def sure(start: Offset, confirmed: bool, *rest: Any) -> batch_planner.Settled:
+    def sure(start: Offset, confirmed: bool, *rest: Any) -> batch_planner.SettledBatch:
         return settled(start, True, *rest)
 
     monkeypatch.setattr(batch_planner, "settled", sure)

@@ -21,7 +21,7 @@ from uprmc.backup.manifest import FilePart, Manifest, VBucketPart
 from uprmc.columnar import errors, schema
 from uprmc.columnar.error_rows import CODES, ErrorRow
 from uprmc.columnar.report import OUTCOMES
-from uprmc.spark.offsets import BOUNDARIES_MAX, Offset, Position
+from uprmc.spark.offsets import BOUNDARIES_MAX, Offset, OffsetPosition
 from uprmc.spark.options import ACCESS, READ, WRITE
 
 
@@ -68,7 +68,7 @@ def test_every_count_of_a_report_is_told() -> None:
 
 
 def test_every_key_of_an_offset_is_told() -> None:
-    whole = Position(5, 3, (2, 9), (1,), rewound_to=2, origin=1, moved=True)
+    whole = OffsetPosition(5, 3, (2, 9), (1,), rewound_to=2, origin=1, moved=True)
     said = Offset(64, {1: whole}, "token").to_dict()
     text = section(REFERENCE, "## Offsets")
     told_of = {name for row in rows(text) for name in re.findall(r"`(\w+)`", row[0])}

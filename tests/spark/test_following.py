@@ -16,7 +16,7 @@ from tests.spark.stream_rows import Stream, options_for
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import BadFile, DataLost, NoVBucket, RolledBack, VBucketsChanged
-from uprmc.columnar.lease import Lease, of_token
+from uprmc.columnar.lease import BulkLease, of_token
 from uprmc.model import vbucket_of
 from uprmc.protocol.opcodes import Opcode
 from uprmc.spark.offsets import parsed
@@ -552,7 +552,7 @@ def test_a_limit_counts_rows_and_not_what_was_overwritten(calm: Calm) -> None:
 def test_an_older_node_s_seqnos_are_counted_instead(
     calm: Calm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Lease, "reached", lambda *_: None)
+    monkeypatch.setattr(BulkLease, "reached", lambda *_: None)
     put(calm.server, numbered(100))
     put(calm.server, numbered(100))
     with stream(calm) as found:

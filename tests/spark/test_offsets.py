@@ -18,7 +18,7 @@ from uprmc.spark.offsets import (
     BEGINNING,
     BOUNDARIES_MAX,
     Offset,
-    Position,
+    OffsetPosition,
     parsed,
     starting_at,
     thinned,
@@ -28,10 +28,10 @@ seqnos = st.integers(0, 2**63 - 1)
 
 
 @st.composite
-def positions(draw: st.DrawFn) -> Position:
+def positions(draw: st.DrawFn) -> OffsetPosition:
     first, seqno, last = sorted(draw(st.lists(seqnos, min_size=3, max_size=3)))
     older = draw(st.lists(st.integers(1, 1000), max_size=BOUNDARIES_MAX, unique=True))
-    return Position(
+    return OffsetPosition(
         uuid=draw(st.integers(0, 2**64 - 1)),
         seqno=seqno,
         snapshot=draw(st.sampled_from([None, (first, last)])),
@@ -109,11 +109,11 @@ def test_words_name_the_beginning_and_the_present() -> None:
 
 def test_short_json_names_places_and_leaves_the_others_at_the_beginning() -> None:
     found = starting_at('{"5": {"u": "0a", "s": 7}}', 8)
-    assert found == Offset(8, {5: Position(10, 7)})
+    assert found == Offset(8, {5: OffsetPosition(10, 7)})
 
 
 def test_an_offset_without_its_lease_is_a_place_to_begin() -> None:
-    offset = Offset(8, {5: Position(10, 7, (3, 9))}, "token")
+    offset = Offset(8, {5: OffsetPosition(10, 7, (3, 9))}, "token")
     assert starting_at(offset.to_json(), 8) == replace(offset, lease=None)
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
-from uprmc.columnar.lease import Held
+from uprmc.columnar.lease import LeaseContents
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.schema import PERMISSIVE, Columns
 from uprmc.spark.batch import skipping
@@ -114,7 +114,7 @@ def test_rows_are_left_that_meet_all() -> None:
     assert meeting(Wanted())(batch) is batch
 
 
-HELD = Held(vbucket=0, uuid=9, high_seqno=10, purge_seqno=3, place="a:1")
+HELD = LeaseContents(vbucket=0, uuid=9, high_seqno=10, purge_seqno=3, place="a:1")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from uprmc.columnar.errors import (
 )
 from uprmc.columnar.report import TaskReport
 from uprmc.spark.api import refuse_speculation
-from uprmc.spark.sink import BatchSink, StreamSink, Written, sink_options
+from uprmc.spark.sink import BatchSink, SinkWritten, StreamSink, sink_options
 
 SERVERS = {"servers": "127.0.0.1:1"}
 
@@ -52,7 +52,7 @@ class Spark:
 
 def messages(*errors: int) -> list[Any]:
     return [
-        Written(TaskReport(partition=n, rows=10, applied=10 - each, errors=each))
+        SinkWritten(TaskReport(partition=n, rows=10, applied=10 - each, errors=each))
         for n, each in enumerate(errors)
     ]
 

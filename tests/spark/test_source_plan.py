@@ -34,13 +34,13 @@ from uprmc.columnar.errors import (
 )
 from uprmc.columnar.lease import of_token
 from uprmc.columnar.lookups import NotLookedUp
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.schema import DEFAULT
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.spark import batch
 from uprmc.spark.api import current_offsets, hold
-from uprmc.spark.batch import Task, plan, run
+from uprmc.spark.batch import ReadTask, plan, run
 from uprmc.spark.options import IDLE_S, SPARE_LEASES, read_options
 from uprmc.spark.pushdown import EVERYTHING, Wanted
 
@@ -54,7 +54,7 @@ def _filled(node: ServerProcess) -> None:
 
 
 def rows(
-    servers: str, wanted: Wanted = EVERYTHING, tasks: list[Task] | None = None, **options: Any
+    servers: str, wanted: Wanted = EVERYTHING, tasks: list[ReadTask] | None = None, **options: Any
 ) -> list[dict[str, Any]]:
     """Plan and do a read as Spark would, tasks by way of pickle."""
     chosen = read_options({"servers": servers, **options})
@@ -147,8 +147,8 @@ def test_a_node_that_does_not_look_up_is_read(
 def test_nothing_to_read_is_one_task_that_does_nothing(servers: str) -> None:
     options = read_options({"servers": servers})
     wanted = Wanted(vbuckets=frozenset())
-    assert plan(options, wanted) == [Task()]
-    assert list(run(options, wanted, Task())) == []
+    assert plan(options, wanted) == [ReadTask()]
+    assert list(run(options, wanted, ReadTask())) == []
 
 
 def test_a_vbucket_that_cannot_be_is_refused(servers: str) -> None:
@@ -159,7 +159,7 @@ def test_a_vbucket_that_cannot_be_is_refused(servers: str) -> None:
 def test_a_vbucket_that_no_node_has_is_a_gap_that_is_told(
     servers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Lacking(Nodes):
+    class Lacking(BulkNodes):
         def refresh(self) -> None:
             super().refresh()
             self.owners.pop(5, None)

@@ -14,7 +14,7 @@ from uprmc.config import GIB, MIB, FlushSettings, StorageSettings
 from uprmc.engine.commit_room import CommitRoom
 from uprmc.record import pack
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch, VBucketChange
+from uprmc.storage.interface import CommitBatch, VBucketChange
 from uprmc.storage.lmdb_files import DATA_FILE
 
 PAGE_BYTES = 4_096
@@ -72,7 +72,7 @@ class Writing:
                 at = header(self.seqnos[vbucket])
                 changes.append(VBucketChange(vbucket, at, records, drop=dropped))
         before = self.file.read_bytes()
-        self.store.commit(Batch(changes))
+        self.store.commit(CommitBatch(changes))
         return self.memory - room.memory_bytes, _written(before, self.file.read_bytes())
 
     def _records(self, vbucket: int, keys: list[int]) -> list[bytes]:

@@ -16,7 +16,7 @@ from uprmc.record import pack, seqno_of
 from uprmc.storage import layout, segments
 from uprmc.storage.check import check_directory
 from uprmc.storage.directory import PLACE_FILE, open_directory
-from uprmc.storage.interface import Batch, Damaged, DamagedRecords, StoreView, VBucketChange
+from uprmc.storage.interface import CommitBatch, Damaged, DamagedRecords, StoreView, VBucketChange
 from uprmc.storage.lmdb_files import DATA_FILE
 from uprmc.storage.lmdb_pages import check_pages
 from uprmc.storage.lmdb_store import LmdbStore
@@ -205,7 +205,7 @@ def test_many_overwrites_go_through_beside_damage(store: LmdbStore) -> None:
 
 
 def heal(store: LmdbStore, *items: Item) -> None:
-    store.commit(Batch([VBucketChange(0, header(8), heal=list(map(pack, items)))]))
+    store.commit(CommitBatch([VBucketChange(0, header(8), heal=list(map(pack, items)))]))
 
 
 def test_that_very_version_heals_a_record(store: LmdbStore) -> None:
@@ -271,7 +271,7 @@ def test_damaged_facts_make_the_directory_be_refused_in_one_line(
     path: Path, database: bytes, key: bytes
 ) -> None:
     store = open_directory(path, uuid=1, sync=False)
-    store.commit(Batch([VBucketChange(0, header(1))], local={b"doc": b"content"}))
+    store.commit(CommitBatch([VBucketChange(0, header(1))], local={b"doc": b"content"}))
     store.close()
 
     def flip(env: lmdb.Environment) -> None:

@@ -31,7 +31,7 @@ from uprmc.model import Item
 from uprmc.record import RECORD_OVERHEAD_BYTES
 from uprmc.storage import layout, segments
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch, Store, StoreView
+from uprmc.storage.interface import CommitBatch, Store, StoreView
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LmdbFiles, freed_by_newest
 from uprmc.storage.lmdb_store import LmdbStore
@@ -245,7 +245,7 @@ def test_a_file_that_was_cut_short_is_refused_and_not_touched(tmp_path: Path, sh
 def test_a_file_that_lmdb_left_a_little_short_is_opened(tmp_path: Path) -> None:
     store = small_store(tmp_path)
     store.commit(write(live(b"k", 1, bytes(200_000))))
-    store.commit(Batch(reset_all=True))
+    store.commit(CommitBatch(reset_all=True))
     store.commit(write(live(b"a", 2)))
     store.close()
     file = tmp_path / DATA_FILE
@@ -400,7 +400,7 @@ def test_overwriting_never_takes_more_than_twice_the_room_of_what_is_there(
             value = bytes(value_bytes)
             items[vbucket].append(live(b"%020d" % number, seqnos[vbucket], value))
         store.commit(
-            Batch([change_of(at, header(seqnos[at]), each) for at, each in enumerate(items)])
+            CommitBatch([change_of(at, header(seqnos[at]), each) for at, each in enumerate(items)])
         )
 
     put(range(documents))

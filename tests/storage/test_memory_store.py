@@ -11,7 +11,7 @@ from tests.contracts.store_contract import StoreContract
 from tests.contracts.store_values import by_seq, contents, header, live, write
 from uprmc.errors import StoreError
 from uprmc.model import Item
-from uprmc.storage.interface import Batch, Store, VBucketChange
+from uprmc.storage.interface import CommitBatch, Store, VBucketChange
 from uprmc.storage.memory import MemoryStore
 
 
@@ -33,7 +33,7 @@ def test_a_power_loss_takes_back_what_was_not_synced() -> None:
     store.commit(write(live(b"a", 1)))
     store.sync()
     store.commit(write(live(b"b", 2)))
-    store.commit(Batch(local={b"doc": b"1"}))
+    store.commit(CommitBatch(local={b"doc": b"1"}))
     survivor = store.crash()
     assert by_seq(survivor.view()) == [(b"a", 1)]
     assert survivor.local(b"doc") is None
@@ -92,7 +92,7 @@ def test_a_malformed_batch_is_refused_and_changes_nothing(refused: list[VBucketC
     before = store.view()
     with pytest.raises(StoreError):
         store.commit(
-            Batch(
+            CommitBatch(
                 [change_of(1, header(1), [live(b"other", 1)]), *refused],
                 local={b"doc": b"1"},
                 reset_all=True,

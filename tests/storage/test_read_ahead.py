@@ -11,7 +11,7 @@ import pytest
 
 from uprmc.storage import lmdb_files
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch, Store
+from uprmc.storage.interface import CommitBatch, Store
 
 pytestmark = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="only Linux tells what it was advised"
@@ -91,7 +91,7 @@ def test_a_file_that_outgrows_memory_is_noticed(
     with opened(tmp_path) as store:
         assert RANDOM not in flags_of(tmp_path / "data.mdb")
         for _ in range(2):
-            store.commit(Batch(local={b"large": bytes(300_000)}))
+            store.commit(CommitBatch(local={b"large": bytes(300_000)}))
         assert RANDOM in flags_of(tmp_path / "data.mdb")
 
 

@@ -23,7 +23,7 @@ from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketHeader,
 from uprmc.record import unpack
 from uprmc.storage import lmdb_store, segments
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch, StoreView
+from uprmc.storage.interface import CommitBatch, StoreView
 from uprmc.storage.lmdb_store import LmdbStore
 from uprmc.storage.memory import MemoryStore
 
@@ -73,7 +73,7 @@ changes = st.builds(
     forget=st.one_of(st.just([]), st.lists(keys, max_size=3)),
 )
 batches = st.builds(
-    Batch,
+    CommitBatch,
     changes=st.lists(changes, min_size=1, max_size=4, unique_by=lambda change: change.vbucket),
     local=st.dictionaries(st.binary(max_size=3), st.none() | st.binary(max_size=5), max_size=2),
     reset_all=st.integers(0, 7).map(lambda number: number == 7),
@@ -99,11 +99,11 @@ class StoreMachine(RuleBasedStateMachine):
         return open_directory(self.path / "data", uuid=1, settings=limits, sync=False)
 
     @rule(several=st.lists(batches, min_size=1, max_size=4))
-    def commit(self, several: list[Batch]) -> None:
+    def commit(self, several: list[CommitBatch]) -> None:
         for batch in several:
             self.commit_one(batch)
 
-    def commit_one(self, batch: Batch) -> None:
+    def commit_one(self, batch: CommitBatch) -> None:
         try:
             self.store.commit(batch)
         except StoreMapFull:

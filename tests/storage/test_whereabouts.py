@@ -12,7 +12,7 @@ from uprmc.errors import StoreCorrupt, StoreRefused
 from uprmc.storage.directory import (
     PLACE_FILE,
     File,
-    Place,
+    StorePlace,
     begin_new_history,
     difference,
     file_at,
@@ -20,7 +20,7 @@ from uprmc.storage.directory import (
     pack_place,
     unpack_place,
 )
-from uprmc.storage.interface import CLEAN_MARK, Batch
+from uprmc.storage.interface import CLEAN_MARK, CommitBatch
 from uprmc.storage.layout import PLACE_KEY, Identity, pack_identity
 from uprmc.storage.lmdb_files import DATA_FILE
 from uprmc.storage.lmdb_store import LmdbStore
@@ -43,7 +43,7 @@ def opened(path: Path, uuid: int) -> tuple[int, str, bool]:
     """
     store = open_directory(path, uuid=uuid)
     found = store.identity().uuid, store.new_history, store.local(CLEAN_MARK) is not None
-    store.commit(Batch(local={CLEAN_MARK: b"1"}))
+    store.commit(CommitBatch(local={CLEAN_MARK: b"1"}))
     store.close()
     return found
 
@@ -57,27 +57,27 @@ def copied(path: Path, to: str) -> Path:
 @pytest.mark.parametrize(
     ("recorded", "file", "beside", "reason"),
     [
-        (Place(FILE, 7, "/data"), FILE, 7, ""),
-        (Place(FILE, 7, "/data"), FILE, 6, ""),
-        (Place(FILE, 7, "/data"), FILE, 8, "an older state was put back"),
-        (Place(FILE, 7, "/data"), FILE, 5, "uprmc.place is not its"),
-        (Place(FILE, 1, "/data"), FILE, 0, ""),
-        (Place(FILE, 1, "/data"), FILE, -1, "uprmc.place is not its"),
-        (Place(FILE, 7, "/data"), FILE._replace(device=1), 7, "it is a copy of /data"),
-        (Place(FILE, 7, "/data"), FILE._replace(inode=1), 7, "it is a copy of /data"),
-        (Place(FILE, 7, "/data"), FILE._replace(born=1), 7, "it is a copy of /data"),
+        (StorePlace(FILE, 7, "/data"), FILE, 7, ""),
+        (StorePlace(FILE, 7, "/data"), FILE, 6, ""),
+        (StorePlace(FILE, 7, "/data"), FILE, 8, "an older state was put back"),
+        (StorePlace(FILE, 7, "/data"), FILE, 5, "uprmc.place is not its"),
+        (StorePlace(FILE, 1, "/data"), FILE, 0, ""),
+        (StorePlace(FILE, 1, "/data"), FILE, -1, "uprmc.place is not its"),
+        (StorePlace(FILE, 7, "/data"), FILE._replace(device=1), 7, "it is a copy of /data"),
+        (StorePlace(FILE, 7, "/data"), FILE._replace(inode=1), 7, "it is a copy of /data"),
+        (StorePlace(FILE, 7, "/data"), FILE._replace(born=1), 7, "it is a copy of /data"),
     ],
 )
 def test_what_makes_a_directory_another_one(
-    recorded: Place, file: File, beside: int, reason: str
+    recorded: StorePlace, file: File, beside: int, reason: str
 ) -> None:
     assert difference(recorded, file, beside) == reason
 
 
 def test_a_place_is_laid_out_as_documented() -> None:
-    packed = pack_place(Place(File(1, 2, 3), 4, "/d\udcff"))
+    packed = pack_place(StorePlace(File(1, 2, 3), 4, "/d\udcff"))
     assert packed == b"".join(n.to_bytes(8) for n in (1, 2, 3, 4)) + b"/d\xff"
-    assert unpack_place(packed) == Place(File(1, 2, 3), 4, "/d\udcff")
+    assert unpack_place(packed) == StorePlace(File(1, 2, 3), 4, "/d\udcff")
     with pytest.raises(StoreCorrupt):
         unpack_place(packed[:31])
 

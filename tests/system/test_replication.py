@@ -24,7 +24,7 @@ from uprmc.server.net.dialer import Call, DialledProtocol
 from uprmc.server.node import Node
 from uprmc.upr.handover import Handover
 from uprmc.upr.intake import ReplicaStream
-from uprmc.upr.link import Link, LinkCall
+from uprmc.upr.link import LinkCall, ReplicaLink
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 VBUCKETS = 4
@@ -269,7 +269,7 @@ KINDS = (
     DialledProtocol,
     Handover,
     LinkCall,
-    Link,
+    ReplicaLink,
     ReplicaStream,
     tcp.Client,
     tcp.Connector,

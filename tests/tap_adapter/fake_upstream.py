@@ -23,8 +23,8 @@ from uprmc.protocol.upr import (
     snapshot_marker,
 )
 from uprmc.record import pack
-from uprmc.rollback import Held, Position, rollback_point
-from uprmc.tap_adapter.upstream import Standing
+from uprmc.rollback import ConsumerPosition, VBucketHoldings, rollback_point
+from uprmc.tap_adapter.upstream import UpstreamVBucket
 from uprmc.upr.frames import Form, ItemWriter
 
 #: As much as a snapshot holds before the next one begins, where a test does not say.
@@ -200,11 +200,11 @@ class FakeUpstream:
     # --- Upstream -------------------------------------------------------------------------------
 
     def survey(
-        self, numbers: Sequence[int] | None, done: Callable[[dict[int, Standing]], None]
+        self, numbers: Sequence[int] | None, done: Callable[[dict[int, UpstreamVBucket]], None]
     ) -> None:
         vbuckets = self.node.vbuckets
         found = {
-            number: Standing(
+            number: UpstreamVBucket(
                 vbuckets[number].state,
                 vbuckets[number].high_seqno,
                 vbuckets[number].failover_log[0].uuid,
@@ -360,8 +360,8 @@ class FakeUpstream:
         )
         assert snapshot.start <= start <= snapshot.end, f"a torn request: {request}"
         assert start <= request.end_seqno
-        held = Held(tuple(vbucket.failover_log), vbucket.high_seqno, vbucket.purge_seqno)
-        point = rollback_point(Position(start, snapshot, request.uuid), held)
+        held = VBucketHoldings(tuple(vbucket.failover_log), vbucket.high_seqno, vbucket.purge_seqno)
+        point = rollback_point(ConsumerPosition(start, snapshot, request.uuid), held)
         if point is not None:
             return Status.ROLLBACK, ROLLBACK_VALUE.pack(point)
         if start > vbucket.high_seqno:

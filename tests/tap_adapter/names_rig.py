@@ -7,7 +7,7 @@ from uprmc.config import TapSettings
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import Connect, ConnectFlag
 from uprmc.tap_adapter.cursor import (
-    Cursor,
+    TapCursor,
     decode_position,
 )
 from uprmc.tap_adapter.names import Names, TapName
@@ -59,13 +59,13 @@ class Place:
         self.names = Names(self.settings, self.keeper)
         self.now = 5.0 + self.now
 
-    def on_disk(self, name: bytes) -> dict[int, Cursor]:
+    def on_disk(self, name: bytes) -> dict[int, TapCursor]:
         return decode_position(self.keeper.documents[name]).cursors
 
 
-def moved(known: TapName, acked: int = 10) -> Cursor:
+def moved(known: TapName, acked: int = 10) -> TapCursor:
     """Have a client acknowledge something."""
-    cursor = Cursor(uuid=7, acked=acked, snapshot=SnapshotRange(0, 20), sent=15, backfilled=True)
+    cursor = TapCursor(uuid=7, acked=acked, snapshot=SnapshotRange(0, 20), sent=15, backfilled=True)
     known.cursors[3] = cursor
     return cursor
 

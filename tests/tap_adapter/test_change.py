@@ -14,7 +14,7 @@ from uprmc.model import Item, Life, VBucketState
 from uprmc.protocol.header import decode_frame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.tap import TapFlag, TapMessage, decode_message
-from uprmc.tap_adapter.consumer import Action, Change, change_of
+from uprmc.tap_adapter.consumer import Action, TapChange, change_of
 from uprmc.tap_adapter.translate import TapForm, version_message
 
 U8, U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (8, 16, 32, 64))
@@ -29,7 +29,7 @@ def read(frame_bytes: bytes) -> TapMessage:
     return decode_message(frame.opcode, *numbers, frame.extras, len(frame.key), rest)
 
 
-def change_in(number: str) -> Change:
+def change_in(number: str) -> TapChange:
     return change_of(read(BY_NUMBER[number].packet))
 
 
@@ -39,7 +39,7 @@ def message(
     return TapMessage(opcode, 3, 1, cas, flags, 255, 0x11223344, 60, specific, b"k", value)
 
 
-def item_of(change: Change) -> Item:
+def item_of(change: TapChange) -> Item:
     assert change.item is not None
     return change.item
 
@@ -47,18 +47,18 @@ def item_of(change: Change) -> Item:
 @pytest.mark.acceptance("D56")
 def test_the_vectors_mean_what_the_reference_says() -> None:
     item = Item(b"k1", b"v1", 0xDEADBEEF, 0, 0x0102030405060708, 0, 7, nru=2)
-    assert change_in("4") == Change(Action.STORE, 3, item)
+    assert change_in("4") == TapChange(Action.STORE, 3, item)
     assert item_of(change_in("5")).expiry == 1_700_000_000
     gone = Item(b"k1", None, 0, 0, 0, 0, 8, life=Life.DELETED)
-    assert change_in("7") == Change(Action.REMOVE, 3, gone)
-    assert change_in("8") == Change(Action.FLUSH, 0)
-    assert change_in("9") == Change(Action.NOTHING, 0)
-    assert change_in("10") == Change(Action.RESET, 3)
-    assert change_in("11") == Change(Action.END_BACKFILL, 3)
-    assert change_in("12") == Change(Action.SET_STATE, 3, number=VBucketState.PENDING)
-    assert change_in("13") == Change(Action.SET_STATE, 3, number=VBucketState.ACTIVE)
-    assert change_in("14") == Change(Action.OPEN_CHECKPOINT, 3, number=10, deleted_rev=5)
-    assert change_in("15") == Change(Action.CLOSE_CHECKPOINT, 3, number=10)
+    assert change_in("7") == TapChange(Action.REMOVE, 3, gone)
+    assert change_in("8") == TapChange(Action.FLUSH, 0)
+    assert change_in("9") == TapChange(Action.NOTHING, 0)
+    assert change_in("10") == TapChange(Action.RESET, 3)
+    assert change_in("11") == TapChange(Action.END_BACKFILL, 3)
+    assert change_in("12") == TapChange(Action.SET_STATE, 3, number=VBucketState.PENDING)
+    assert change_in("13") == TapChange(Action.SET_STATE, 3, number=VBucketState.ACTIVE)
+    assert change_in("14") == TapChange(Action.OPEN_CHECKPOINT, 3, number=10, deleted_rev=5)
+    assert change_in("15") == TapChange(Action.CLOSE_CHECKPOINT, 3, number=10)
 
 
 def test_a_push_of_pump_tap_keeps_revision_and_flags() -> None:
@@ -85,7 +85,7 @@ def test_a_push_of_pump_tap_keeps_revision_and_flags() -> None:
 def test_a_document_comes_back_from_its_message(item: Item, as_stored: bool) -> None:
     sent = version_message(item, 7, 1, TapForm(network_byte_order=as_stored))
     change = change_of(read(sent))
-    assert change == Change(Action.STORE, 7, item)
+    assert change == TapChange(Action.STORE, 7, item)
     assert item_of(change).nru == item.nru
 
 
@@ -96,7 +96,7 @@ def test_a_tombstone_comes_back_from_its_message(
     if life:
         item = Item(key, None, 0, 0, cas, 0, rev, life=life)
         change = change_of(read(version_message(item, 7, 1, TapForm())))
-        assert change == Change(Action.REMOVE, 7, item_of(change))
+        assert change == TapChange(Action.REMOVE, 7, item_of(change))
         gone = item_of(change)
         assert (gone.key, gone.cas, gone.rev, gone.life) == (key, cas, rev, Life.DELETED)
 

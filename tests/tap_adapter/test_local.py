@@ -12,7 +12,7 @@ from uprmc.protocol.opcodes import Status
 from uprmc.protocol.upr import StreamRequest, decode_failover_log
 from uprmc.record import pack
 from uprmc.tap_adapter.local import PORTION_KEYS, PREFIX, TRIES, LocalUpstream
-from uprmc.tap_adapter.upstream import Standing, Upstream
+from uprmc.tap_adapter.upstream import Upstream, UpstreamVBucket
 
 FROM_0 = StreamRequest(0, 0, SEQNO_MAX, 0, 0, 0)
 
@@ -50,8 +50,8 @@ def put(rig: Rig, number: int, key: bytes, value: bytes = b"v") -> Item:
     return rig.bucket.vbuckets[number].store(key, value, 0, 0)
 
 
-def survey(local: Local, numbers: list[int] | None) -> dict[int, Standing]:
-    found: list[dict[int, Standing]] = []
+def survey(local: Local, numbers: list[int] | None) -> dict[int, UpstreamVBucket]:
+    found: list[dict[int, UpstreamVBucket]] = []
     local.upstream.survey(numbers, found.append)
     return found[0]
 

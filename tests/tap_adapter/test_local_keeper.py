@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.kv.harness import Rig
-from uprmc.storage.interface import Batch
+from uprmc.storage.interface import CommitBatch
 from uprmc.tap_adapter.local import COUNT_NAME, PLACES_MAX, LocalKeeper
 
 
@@ -94,7 +94,7 @@ def test_a_failed_commit_is_told_and_the_document_is_written_later() -> None:
 @pytest.mark.parametrize("count", [b"", b"x", b"-1", b"%d" % (PLACES_MAX + 1), b"9" * 100])
 def test_a_damaged_count_is_told_in_one_line_and_nobody_is_known(count: bytes) -> None:
     rig = Rig()
-    rig.store.commit(Batch(local={COUNT_NAME: count, b"uprmc/tap/0": b"\0\1ax"}))
+    rig.store.commit(CommitBatch(local={COUNT_NAME: count, b"uprmc/tap/0": b"\0\1ax"}))
     keeper = LocalKeeper(rig.bucket)
     assert keeper.load() == {}
     assert len(keeper.trouble) == 1
@@ -104,7 +104,7 @@ def test_a_damaged_count_is_told_in_one_line_and_nobody_is_known(count: bytes) -
 def test_a_torn_record_is_told_and_the_others_are_found(record: bytes) -> None:
     rig = Rig()
     documents = {b"uprmc/tap/0": record, b"uprmc/tap/1": b"\0\1ax"}
-    rig.store.commit(Batch(local={COUNT_NAME: b"2", **documents}))
+    rig.store.commit(CommitBatch(local={COUNT_NAME: b"2", **documents}))
     keeper = LocalKeeper(rig.bucket)
     assert keeper.load() == {b"a": b"x"}
     assert len(keeper.trouble) == 1

@@ -13,7 +13,7 @@ from uprmc.tap_adapter.cursor import (
     CHECKPOINTS_KEPT,
     CHECKPOINTS_LEAST,
     CHECKPOINTS_OF_A_CLIENT,
-    Cursor,
+    TapCursor,
 )
 from uprmc.tap_adapter.names import NAME_BYTES_MAX
 
@@ -217,7 +217,7 @@ def test_flags_of_the_first_connect_stay_in_force_but_for_five() -> None:
 
 def test_the_newest_closed_checkpoints_are_remembered() -> None:
     known = Place().connect(b"node1")
-    known.cursors[3] = cursor = Cursor()
+    known.cursors[3] = cursor = TapCursor()
     for number in range(1, CHECKPOINTS_KEPT + 1):
         known.closed(3, number, number * 10)
     assert len(cursor.closed) == CHECKPOINTS_KEPT
@@ -231,7 +231,7 @@ def test_the_newest_closed_checkpoints_are_remembered() -> None:
 def test_a_client_with_many_vbuckets_keeps_fewer_of_each() -> None:
     known = Place().connect(b"node1")
     for vbucket in range(1_024):
-        known.cursors[vbucket] = Cursor()
+        known.cursors[vbucket] = TapCursor()
         for number in range(1, 10):
             known.closed(vbucket, number, number)
     total = sum(len(cursor.closed) for cursor in known.cursors.values())
@@ -241,7 +241,7 @@ def test_a_client_with_many_vbuckets_keeps_fewer_of_each() -> None:
 
 def test_the_last_two_are_remembered_in_any_case() -> None:
     known = Place().connect(b"node1")
-    known.cursors = {vbucket: Cursor() for vbucket in range(CHECKPOINTS_OF_A_CLIENT)}
+    known.cursors = {vbucket: TapCursor() for vbucket in range(CHECKPOINTS_OF_A_CLIENT)}
     for number in range(1, 10):
         known.closed(3, number, number)
     assert list(known.cursors[3].closed) == [8, 9]
@@ -249,7 +249,7 @@ def test_the_last_two_are_remembered_in_any_case() -> None:
 
 
 def test_a_checkpoint_that_is_closed_twice_is_the_newest_again() -> None:
-    cursor = Cursor(closed={1: 10, 2: 20})
+    cursor = TapCursor(closed={1: 10, 2: 20})
     cursor.close_checkpoint(1, 11, kept=2)
     assert list(cursor.closed.items()) == [(2, 20), (1, 11)]
 
@@ -261,7 +261,7 @@ def test_the_checkpoint_of_a_vbucket_that_is_not_wanted_any_more_is_not_noted() 
 
 
 def test_above_a_branch_of_history_no_place_is_left_to_resume_from() -> None:
-    cursor = Cursor(
+    cursor = TapCursor(
         acked=30,
         snapshot=SnapshotRange(20, 40),
         sent=35,
@@ -275,6 +275,6 @@ def test_above_a_branch_of_history_no_place_is_left_to_resume_from() -> None:
 
 
 def test_a_branch_above_what_is_acknowledged_moves_no_position() -> None:
-    cursor = Cursor(acked=10, snapshot=SnapshotRange(5, 20), sent=18)
+    cursor = TapCursor(acked=10, snapshot=SnapshotRange(5, 20), sent=18)
     cursor.branched(15)
     assert (cursor.acked, cursor.snapshot) == (10, SnapshotRange(5, 20))

@@ -17,7 +17,7 @@ from uprmc.config import TapSettings
 from uprmc.errors import TemporaryFailure
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import Connect, ConnectFlag
-from uprmc.tap_adapter.cursor import Cursor, decode_position
+from uprmc.tap_adapter.cursor import TapCursor, decode_position
 from uprmc.tap_adapter.names import Names, TapName
 
 KEEPALIVE_S = 10
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
         client.place = len(self.owners) + 1
         self.owners[client.place] = name
         place = SnapshotRange(client.place, client.place)
-        client.known.cursors[0] = Cursor(1, client.place, place, client.place)
+        client.known.cursors[0] = TapCursor(1, client.place, place, client.place)
 
     @precondition(lambda self: self.connected())
     @rule(data=st.data())
@@ -235,7 +235,7 @@ class Machine(RuleBasedStateMachine):
     def an_old_connection_stirs(self, data: st.DataObject, finished: bool) -> None:
         known = data.draw(st.sampled_from(self.replaced))
         told: list[bool] = []
-        known.cursors[0] = Cursor(9, 9, SnapshotRange(9, 9), 9) if finished else Cursor()
+        known.cursors[0] = TapCursor(9, 9, SnapshotRange(9, 9), 9) if finished else TapCursor()
         known.save(told.append)
         assert told == [False]
         self.names.left(known, self.now, self.unix_now, finished=finished)

@@ -11,7 +11,7 @@ from uprmc.config import TapSettings
 from uprmc.errors import TemporaryFailure
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import ConnectFlag
-from uprmc.tap_adapter.cursor import Cursor, decode_position, encode_position
+from uprmc.tap_adapter.cursor import TapCursor, decode_position, encode_position
 
 
 @pytest.mark.acceptance("D56")
@@ -146,7 +146,7 @@ def test_who_stays_connected_for_long_does_not_expire_by_a_crash() -> None:
 
 def test_a_clock_that_was_wrong_keeps_nobody_for_ever() -> None:
     place = Place(TapSettings(registered_expiry_s=1_000.0))
-    document = encode_position({3: Cursor()}, UNIX * 2)
+    document = encode_position({3: TapCursor()}, UNIX * 2)
     place.keeper.documents[b"backup"] = document
     place.restart()
     place.tick()
@@ -307,14 +307,14 @@ def test_who_takes_open_checkpoints_goes_on_in_the_middle(flags: int) -> None:
 
 
 def test_a_backfill_is_no_checkpoint_to_restart() -> None:
-    cursor = Cursor(acked=14)
+    cursor = TapCursor(acked=14)
     cursor.restart_checkpoint()
     assert cursor.acked == 14
 
 
 def test_a_document_that_cannot_be_read_makes_the_name_unknown() -> None:
     place = Place()
-    whole = encode_position({3: Cursor()}, UNIX)
+    whole = encode_position({3: TapCursor()}, UNIX)
     place.keeper.documents = {b"torn": whole[:-1], b"\xff": b"", b"good": whole}
     place.restart()
     assert [known.name for known in place.names] == [b"good"]

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc.model import SnapshotRange
-from uprmc.tap_adapter.cursor import Cursor, decode_position, encode_position
+from uprmc.tap_adapter.cursor import TapCursor, decode_position, encode_position
 
 _NUMBER = st.integers(0, 2**64 - 1)
 
 
 @st.composite
-def _courses(draw: st.DrawFn) -> Cursor:
+def _courses(draw: st.DrawFn) -> TapCursor:
     start, acked, end = sorted(draw(st.tuples(_NUMBER, _NUMBER, _NUMBER)))
-    return Cursor(
+    return TapCursor(
         uuid=draw(_NUMBER),
         acked=acked,
         snapshot=SnapshotRange(start, end),
@@ -48,7 +48,7 @@ def changed(column: int, value: object) -> list[object]:
 
 
 @given(_POSITIONS, st.floats(0, 1e11))
-def test_a_position_is_read_as_it_was_written(cursors: dict[int, Cursor], seen_s: float) -> None:
+def test_a_position_is_read_as_it_was_written(cursors: dict[int, TapCursor], seen_s: float) -> None:
     found = decode_position(encode_position(cursors, seen_s))
     assert found.cursors == cursors
     assert found.seen_s == seen_s
@@ -59,7 +59,7 @@ def test_a_position_is_read_as_it_was_written(cursors: dict[int, Cursor], seen_s
 
 @given(_POSITIONS, st.data())
 def test_a_document_with_a_bit_turned_is_refused(
-    cursors: dict[int, Cursor], data: st.DataObject
+    cursors: dict[int, TapCursor], data: st.DataObject
 ) -> None:
     torn = bytearray(encode_position(cursors, 1.5))
     place = data.draw(st.integers(0, len(torn) * 8 - 1))
@@ -70,7 +70,7 @@ def test_a_document_with_a_bit_turned_is_refused(
 
 @given(_POSITIONS, st.data())
 def test_the_beginning_of_a_document_is_refused(
-    cursors: dict[int, Cursor], data: st.DataObject
+    cursors: dict[int, TapCursor], data: st.DataObject
 ) -> None:
     whole = encode_position(cursors, 1.5)
     with pytest.raises(ValueError, match=r"^it"):
@@ -111,7 +111,7 @@ def test_other_json_under_a_right_checksum_is_refused_or_read(body: object) -> N
 
 def test_a_right_row_is_read() -> None:
     found = decode_position(document({"seen_s": 1, "cursors": [ROW]}))
-    assert found.cursors == {3: Cursor(7, 10, SnapshotRange(5, 12), 12, 1, {0: 5}, True, 0, 5)}
+    assert found.cursors == {3: TapCursor(7, 10, SnapshotRange(5, 12), 12, 1, {0: 5}, True, 0, 5)}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import snapshot_marker
 from uprmc.record import pack
-from uprmc.tap_adapter.translate import Run, TapForm, take_frame, translate_run, with_ack
+from uprmc.tap_adapter.translate import TapForm, TapItemsRun, take_frame, translate_run, with_ack
 from uprmc.upr.frames import Form, ItemWriter
 from uprmc.upr.peer import UprRequest
 
@@ -47,7 +47,7 @@ def mutation(seqno: int, *, key: bytes = b"k1", value: bytes = b"v1", **others: 
 
 def run_of(
     pieces: list[bytes], form: TapForm = FORMS[0], most: int = PLENTY, place: int = 0
-) -> tuple[Run, list[bytes], list[bytes]]:
+) -> tuple[TapItemsRun, list[bytes], list[bytes]]:
     out: list[bytes] = []
     keys: list[bytes] = []
     run = translate_run(pieces, place, out, 42, most, form, keys)
@@ -230,10 +230,10 @@ def test_an_item_of_another_stream_ends_a_run_in_any_pieces(way: str) -> None:
 
 
 def test_nothing_comes_of_no_item() -> None:
-    assert run_of([MARKER])[0] == Run(0, 0, 0, 0, -1, 0, 0)
-    assert run_of([])[0] == Run(0, 0, 0, 0, -1, 0, 0)
-    assert run_of([b"", b""])[0] == Run(0, 0, 0, 2, -1, 0, 0)
-    assert run_of(split(mutation(1), "whole"), most=0)[0] == Run(0, 0, 0, 0, -1, 0, 0)
+    assert run_of([MARKER])[0] == TapItemsRun(0, 0, 0, 0, -1, 0, 0)
+    assert run_of([])[0] == TapItemsRun(0, 0, 0, 0, -1, 0, 0)
+    assert run_of([b"", b""])[0] == TapItemsRun(0, 0, 0, 2, -1, 0, 0)
+    assert run_of(split(mutation(1), "whole"), most=0)[0] == TapItemsRun(0, 0, 0, 0, -1, 0, 0)
 
 
 @pytest.mark.parametrize("way", SPLITS)

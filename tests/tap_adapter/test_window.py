@@ -10,22 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc.protocol.opcodes import Opcode
-from uprmc.tap_adapter.window import SEQUENCE_MAX, STRETCHES_MAX, Control, Mark, Window
+from uprmc.tap_adapter.window import SEQUENCE_MAX, STRETCHES_MAX, Mark, TapControl, TapWindow
 
 pytestmark = pytest.mark.acceptance("D56")
 
-OPAQUE = Control(Opcode.TAP_OPAQUE, 0, 0)
-STATE = Control(Opcode.TAP_VBUCKET_SET, 0, 3)
-START = Control(Opcode.TAP_CHECKPOINT_START, 0, 1)
+OPAQUE = TapControl(Opcode.TAP_OPAQUE, 0, 0)
+STATE = TapControl(Opcode.TAP_VBUCKET_SET, 0, 3)
+START = TapControl(Opcode.TAP_CHECKPOINT_START, 0, 1)
 
 
 def at(seqno: int) -> Mark:
     return Mark(seqno, seqno, seqno)
 
 
-def stretches(*marks: dict[int, int]) -> Window:
+def stretches(*marks: dict[int, int]) -> TapWindow:
     """A window with stretches of one message for each vBucket, each with its seqno."""
-    window = Window(1_000)
+    window = TapWindow(1_000)
     for stretch in marks:
         for vbucket, seqno in stretch.items():
             window.add_items(vbucket, 1, at(seqno))
@@ -37,14 +37,14 @@ def stretches(*marks: dict[int, int]) -> Window:
 
 
 def test_after_the_highest_number_comes_1() -> None:
-    window = Window(10, begin=SEQUENCE_MAX - 1)
+    window = TapWindow(10, begin=SEQUENCE_MAX - 1)
     assert window.sequence == SEQUENCE_MAX
     window.add_control(OPAQUE)
     assert window.sequence == 1
 
 
 def test_an_acknowledgement_is_understood_across_the_wrap() -> None:
-    window = Window(10, begin=SEQUENCE_MAX - 2)
+    window = TapWindow(10, begin=SEQUENCE_MAX - 2)
     window.add_items(0, 5, at(5))
     window.end_stretch()
     assert window.sequence == 4
@@ -55,7 +55,7 @@ def test_an_acknowledgement_is_understood_across_the_wrap() -> None:
 
 @pytest.mark.parametrize("sequence", [0, 4, SEQUENCE_MAX, SEQUENCE_MAX + 1, -1])
 def test_numbers_that_were_not_sent_are_of_nothing(sequence: int) -> None:
-    window = Window(10)
+    window = TapWindow(10)
     window.add_items(0, 3, at(3))
     assert window.acknowledge(sequence) is None
     assert window.refuse(sequence) is None
@@ -74,7 +74,7 @@ def test_numbers_that_were_not_sent_are_of_nothing(sequence: int) -> None:
     ("count", "kept"), [(STRETCHES_MAX, 64), (STRETCHES_MAX + 1, 64), (9_999, 64)]
 )
 def test_very_many_stretches_are_joined(count: int, kept: int) -> None:
-    window = Window(100_000)
+    window = TapWindow(100_000)
     for seqno in range(1, count + 1):
         window.add_items(seqno % 3, 1, at(seqno))
         window.end_stretch()
@@ -106,7 +106,7 @@ def test_a_client_is_never_taken_for_further_than_it_is(
     steps: list[tuple[str, int, int]], begin: int
 ) -> None:
     """The model knows every message; a mark may lag behind it, and never goes beyond."""
-    window = Window(1_000, begin=begin)
+    window = TapWindow(1_000, begin=begin)
     sent: list[tuple[int, int] | None] = []  # (vBucket, seqno) of each message, by serial
     seqnos = [0, 0, 0]
     acked = [0, 0, 0]

@@ -1,7 +1,7 @@
 """Two nodes in memory: one dials the other. Bytes go to and fro as a test wants, cut anywhere.
 
-`Pair` joins a `Link` with a real session of the source. `Script` is a source that is only a test's
-words: frames are written with `tests.upr.peer`, and read back with its decoder.
+`Pair` joins a `ReplicaLink` with a real session of the source. `Script` is a source that is only a
+test's words: frames are written with `tests.upr.peer`, and read back with its decoder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.upr.peer import (
 from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState
 from uprmc.ports import Session
-from uprmc.upr.link import Link
+from uprmc.upr.link import ReplicaLink
 
 REPLICA, ACTIVE = VBucketState.REPLICA, VBucketState.ACTIVE
 GET_VERSION, ALL_SEQNOS, SEQNO_ACK = 0xE7, 0x48, 0x61
@@ -104,7 +104,7 @@ class Pair:
         self.cut = cut
         self.auto_flush = flush
         self.server: Session = Negotiation(source.services, _nobody, by_key=False)
-        self.link = Link(
+        self.link = ReplicaLink(
             target.services.upr, name or b"repl-%d" % next(_numbers), _nobody, self.owner
         )
         self.now = 0.0
@@ -163,7 +163,7 @@ class Script:
     def __init__(self, target: Rig, *, grant: bool = True) -> None:
         self.target = target
         self.owner = Owner()
-        self.link = Link(target.services.upr, b"repl", _nobody, self.owner)
+        self.link = ReplicaLink(target.services.upr, b"repl", _nobody, self.owner)
         self._rest = b""
         self.now = 0.0
         if grant:

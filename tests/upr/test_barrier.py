@@ -30,7 +30,7 @@ from uprmc.errors import (
     TemporaryFailure,
     TooLarge,
 )
-from uprmc.upr.barrier import Barrier, ByCycle, ByVector, Place, _Return, _Vector
+from uprmc.upr.barrier import Barrier, ByCycle, ByVector, RoundPlace, _Return, _Vector
 
 both = pytest.mark.parametrize("rule", [ByVector, ByCycle])
 randoms = st.randoms(use_true_random=False)
@@ -74,13 +74,13 @@ def test_long_stories_are_true_as_well(seed: int) -> None:
 class OneRoundTooEarly(ByCycle):
     def _goal(self, highs: Mapping[int, int]) -> _Return:
         cycle, vbucket = super()._goal(highs).place
-        return _Return(Place(cycle - 1, vbucket), {})
+        return _Return(RoundPlace(cycle - 1, vbucket), {})
 
 
 class OnePlaceTooEarly(ByCycle):
     def _goal(self, highs: Mapping[int, int]) -> _Return:
         cycle, vbucket = super()._goal(highs).place
-        return _Return(Place(cycle, vbucket - 1), {})
+        return _Return(RoundPlace(cycle, vbucket - 1), {})
 
 
 class OnePlaceTooLate(ByCycle):
@@ -90,13 +90,13 @@ class OnePlaceTooLate(ByCycle):
 
 class TheSnapshotUnderWayCounts(ByCycle):
     def _goal(self, highs: Mapping[int, int]) -> _Return:
-        return _Return(Place(self._done.cycle + 1, self._done.vbucket), {})
+        return _Return(RoundPlace(self._done.cycle + 1, self._done.vbucket), {})
 
 
 class BegunIsPassed(ByCycle):
     def begun(self, vbucket: int) -> None:
         super().begun(vbucket)
-        self._move(Place(self._done.cycle, vbucket))
+        self._move(RoundPlace(self._done.cycle, vbucket))
 
 
 class IdlenessLasts(ByCycle):

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from uprmc.upr.feed import Round, RoundRobin, Rounds, Schedule
+from uprmc.upr.feed import Round, RoundRobin, Schedule, StreamRounds
 from uprmc.upr.stream import Stream
 
 
@@ -101,8 +101,8 @@ def test_a_stream_that_is_ready_twice_has_one_turn() -> None:
     assert serve_all(schedule) == [0]
 
 
-@pytest.mark.parametrize("schedule", [RoundRobin, Rounds])
-def test_a_stream_that_is_gone_has_no_turn(schedule: type[RoundRobin] | type[Rounds]) -> None:
+@pytest.mark.parametrize("schedule", [RoundRobin, StreamRounds])
+def test_a_stream_that_is_gone_has_no_turn(schedule: type[RoundRobin] | type[StreamRounds]) -> None:
     streams = schedule()
     turns = [Turn(number, [1]) for number in range(4)]
     ready(streams, *turns)
@@ -111,9 +111,9 @@ def test_a_stream_that_is_gone_has_no_turn(schedule: type[RoundRobin] | type[Rou
     assert serve_all(streams) == [1, 3]
 
 
-@pytest.mark.parametrize("schedule", [RoundRobin, Rounds])
+@pytest.mark.parametrize("schedule", [RoundRobin, StreamRounds])
 def test_a_stream_that_ends_in_its_turn_disturbs_nobody(
-    schedule: type[RoundRobin] | type[Rounds],
+    schedule: type[RoundRobin] | type[StreamRounds],
 ) -> None:
     streams = schedule()
     ends, other = Turn(0, [5]), Turn(1, [1])
@@ -124,8 +124,10 @@ def test_a_stream_that_ends_in_its_turn_disturbs_nobody(
     assert serve_all(streams) == [1]
 
 
-@pytest.mark.parametrize("schedule", [RoundRobin, Rounds])
-def test_without_streams_it_is_nobody_s_turn(schedule: type[RoundRobin] | type[Rounds]) -> None:
+@pytest.mark.parametrize("schedule", [RoundRobin, StreamRounds])
+def test_without_streams_it_is_nobody_s_turn(
+    schedule: type[RoundRobin] | type[StreamRounds],
+) -> None:
     assert schedule().next() is None
 
 
@@ -134,7 +136,7 @@ def test_without_streams_it_is_nobody_s_turn(schedule: type[RoundRobin] | type[R
 
 @pytest.mark.acceptance("D27", "D29", "D30")
 def test_a_round_goes_by_vbucket_number_one_whole_snapshot_each() -> None:
-    rounds = Rounds()
+    rounds = StreamRounds()
     ready(rounds, Turn(7, [2]), Turn(1, [1, 1]), Turn(4, [3]))
     assert serve_all(rounds) == [1, 4, 4, 4, 7, 7]
     assert rounds.finish() == Round(0, frozenset({1, 4, 7}))
@@ -147,7 +149,7 @@ def test_a_round_goes_by_vbucket_number_one_whole_snapshot_each() -> None:
 
 @pytest.mark.acceptance("D27")
 def test_a_vbucket_behind_the_place_of_the_round_waits_for_the_next() -> None:
-    rounds = Rounds()
+    rounds = StreamRounds()
     ready(rounds, Turn(5, [2]))
     assert serve(rounds) == 5
     ready(rounds, Turn(3, [1]), Turn(9, [1]))
@@ -157,7 +159,7 @@ def test_a_vbucket_behind_the_place_of_the_round_waits_for_the_next() -> None:
 
 
 def test_a_vbucket_has_one_snapshot_in_a_round_though_it_is_ready_again() -> None:
-    rounds = Rounds()
+    rounds = StreamRounds()
     turn = Turn(5, [1])
     ready(rounds, turn)
     assert serve(rounds) == 5
@@ -169,7 +171,7 @@ def test_a_vbucket_has_one_snapshot_in_a_round_though_it_is_ready_again() -> Non
 
 
 def test_nobody_has_a_turn_while_a_snapshot_is_half_sent() -> None:
-    rounds = Rounds()
+    rounds = StreamRounds()
     ready(rounds, Turn(5, [9]))
     for _ in range(8):
         assert serve(rounds) == 5
@@ -179,7 +181,7 @@ def test_nobody_has_a_turn_while_a_snapshot_is_half_sent() -> None:
 
 
 def test_a_round_in_which_nobody_sends_does_not_count() -> None:
-    rounds = Rounds()
+    rounds = StreamRounds()
     ready(rounds, Turn(2))
     assert serve(rounds) == 2
     assert serve(rounds) is None
@@ -191,7 +193,7 @@ def test_a_round_in_which_nobody_sends_does_not_count() -> None:
 
 
 def test_a_snapshot_that_was_begun_counts_though_its_stream_ended() -> None:
-    rounds = Rounds()
+    rounds = StreamRounds()
     turn = Turn(2, [5])
     ready(rounds, turn, Turn(3, [1]))
     assert serve(rounds) == 2
@@ -203,7 +205,7 @@ def test_a_snapshot_that_was_begun_counts_though_its_stream_ended() -> None:
 class ScheduleMachine(RuleBasedStateMachine):
     """Streams come, get news, end; whoever is told ready is served within so many turns."""
 
-    def __init__(self, schedule: RoundRobin | Rounds) -> None:
+    def __init__(self, schedule: RoundRobin | StreamRounds) -> None:
         super().__init__()
         self.schedule = schedule
         self.turns: dict[int, Turn] = {}
@@ -259,7 +261,7 @@ class RoundsMachine(ScheduleMachine):
     """Within a round numbers rise, and each vBucket sends one snapshot."""
 
     def __init__(self) -> None:
-        self.rounds = Rounds()
+        self.rounds = StreamRounds()
         super().__init__(self.rounds)
 
     def nobody(self) -> None:

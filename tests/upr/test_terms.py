@@ -36,7 +36,7 @@ from tests.upr.peer import (
     uuid_of,
 )
 from uprmc.engine.vbucket import VBucket
-from uprmc.kv.cluster_map import ClusterMap
+from uprmc.kv.cluster_map import ServedMap
 from uprmc.model import FailoverEntry
 
 SEQNOS, GET_LOG, SET_MAP, GET_MAP, TELL_TERMS = 0x48, 0x96, 0xB4, 0xB5, 0xDB
@@ -114,7 +114,7 @@ def test_a_connection_without_hello_may_ask_by_control(rig: Rig) -> None:
 
 def test_the_cluster_map_tells_terms_and_is_new_when_one_rises() -> None:
     rig = upr_rig(engine__vbuckets=2)
-    rig.services.control.cluster_map = ClusterMap(lambda: {"upr": "127.0.0.1:12001"})
+    rig.services.control.cluster_map = ServedMap(lambda: {"upr": "127.0.0.1:12001"})
     peer = Peer(rig)
 
     def told() -> Any:

@@ -40,7 +40,7 @@ from tests.upr.test_watermarks_on_the_wire import (
     records,
     report,
 )
-from uprmc.engine.watermarks.rows import Kind, Limit, Report
+from uprmc.engine.watermarks.rows import Kind, Limit, WatermarkReport
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.model import VBucketState
 from uprmc.remote import features
@@ -245,7 +245,9 @@ def test_a_replica_of_many_vbuckets_is_told_a_part_of_its_tables_in_each_turn() 
         accepted(replica, report(1, b"n1", kind=REPLICA_KIND, vbucket=number))
         replica.say(stream_request(number, 1, uuid=uuid_of(source, number)))
         for client in range(clients):
-            watermarks.report(vbucket, Report(b"client-%02d" % client, Kind.INDEX, 1), MANAGER)
+            watermarks.report(
+                vbucket, WatermarkReport(b"client-%02d" % client, Kind.INDEX, 1), MANAGER
+            )
     replica.drain()
     replica.received.clear()
     replica.session.tick(2)

@@ -8,8 +8,8 @@ from tests.xdcr.cluster import DataCentres, documents, write
 from uprmc.model import VBucketState
 from uprmc.server.node import Node
 from uprmc.xdcr.link import Link
-from uprmc.xdcr.shipment import Position, Shipment
-from uprmc.xdcr.windows import Window
+from uprmc.xdcr.shipment import LinkPosition, Shipment
+from uprmc.xdcr.windows import LinkWindow
 
 ALL = range(4)
 ROW = b"xdcr:west"
@@ -268,10 +268,10 @@ def test_a_place_is_in_the_snapshot_that_it_was_read_in_however_late_it_is_sent(
     a, b = centres.start("a", engine__vbuckets=1), centres.start("b", engine__vbuckets=1)
     link = centres.link(a, b, set={"ship": "persisted"})
     centres.loop.until(lambda: link.shipments)
-    places: list[Position] = []
+    places: list[LinkPosition] = []
     sent = Shipment.sent
 
-    def noted(self: Shipment, window: Window, position: Position) -> None:
+    def noted(self: Shipment, window: LinkWindow, position: LinkPosition) -> None:
         places.append(position)
         sent(self, window, position)
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uprmc.model import SnapshotRange
-from uprmc.xdcr.shipment import NOWHERE, Debt, Debts, Position, Shipment
-from uprmc.xdcr.windows import Window
+from uprmc.xdcr.shipment import NOWHERE, Debt, Debts, LinkPosition, Shipment
+from uprmc.xdcr.windows import LinkWindow
 
 KEYS = (b"a", b"b", b"c")
 
@@ -22,22 +22,22 @@ class Way:
         vbucket: Any = SimpleNamespace(id=0)
         stream: Any = None
         self.shipment = Shipment(vbucket, "n", stream, (0, 0), NOWHERE, {}, Debts(1_000, 1_000))
-        self.items: list[tuple[bytes, Window]] = []
+        self.items: list[tuple[bytes, LinkWindow]] = []
         self.answers: dict[int, bool] = {}
 
     def send(self, keys: list[bytes]) -> None:
         """Send a batch."""
-        window = Window(len(self.items))
+        window = LinkWindow(len(self.items))
         for key in keys:
             self.items.append((key, window))
             window.open += 1
             if key in self.shipment.debts:
                 self.shipment.debts[key].replaced_in = window
         high = len(self.items)
-        self.shipment.sent(window, Position(high, SnapshotRange(high, high)))
+        self.shipment.sent(window, LinkPosition(high, SnapshotRange(high, high)))
         self._end(window)
 
-    def _end(self, window: Window) -> None:
+    def _end(self, window: LinkWindow) -> None:
         window.open -= 1
         if not window.open:
             for arrived in window.arrivals:

@@ -34,7 +34,7 @@ from tests.sim.xdcr_run import XdcrRun
 from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import KeyNotFound
-from uprmc.xdcr.reading import Reading
+from uprmc.xdcr.reading import LinkReading
 from uprmc.xdcr.resuming import Resuming
 
 pytestmark = pytest.mark.sim
@@ -235,8 +235,8 @@ def _never_stop(patch: pytest.MonkeyPatch) -> None:
 
 def _let_rows_expire(patch: pytest.MonkeyPatch) -> None:
     """Let rows of links with a link back expire by time, and do not mind."""
-    keep = Reading.keep_rows
-    patch.setattr(Reading, "keep_rows", lambda self, *, lasting: keep(self, lasting=False))
+    keep = LinkReading.keep_rows
+    patch.setattr(LinkReading, "keep_rows", lambda self, *, lasting: keep(self, lasting=False))
     _never_stop(patch)
 
 

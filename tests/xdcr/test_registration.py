@@ -12,7 +12,7 @@ from tests.xdcr.test_rings import purge as purge_what_may_be
 from uprmc.engine.tombstones import PurgeRule
 from uprmc.model import SnapshotRange
 from uprmc.server.node import Node
-from uprmc.xdcr.reading import Reading, Start
+from uprmc.xdcr.reading import LinkReading, Start
 
 
 def make_again(centres: DataCentres) -> tuple[Node, str]:
@@ -81,7 +81,7 @@ def test_a_stream_from_zero_ends_if_deletions_are_purged_before_it_is_read() -> 
     rig.flush()
     hub = rig.services.upr
     assert hub is not None
-    reading = Reading(hub, b"west", b"west", lambda: None)
+    reading = LinkReading(hub, b"west", b"west", lambda: None)
     reading.report(0, 0, 0, b"")
     stream = reading.begin(rig.bucket.vbuckets[0], Start(0, 0, SnapshotRange(0, 0)))
     assert purge(rig) == 0  # the link's row keeps it

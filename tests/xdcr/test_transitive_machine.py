@@ -31,10 +31,10 @@ from uprmc.model import Item, SnapshotRange
 from uprmc.record import pack
 from uprmc.rollback import origin_here
 from uprmc.xdcr.checkpointing import Checkpointing
-from uprmc.xdcr.received import Received, due, row_of
+from uprmc.xdcr.received import ReceivedRecords, due, row_of
 from uprmc.xdcr.resuming import Resuming
-from uprmc.xdcr.shipment import NOWHERE, Debts, Position, Shipment
-from uprmc.xdcr.target import Held
+from uprmc.xdcr.shipment import NOWHERE, Debts, LinkPosition, Shipment
+from uprmc.xdcr.target import TargetVBucket
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
 A, B, C = "aaaa", "bbbb", "cccc"
@@ -76,7 +76,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.c = Node(), Node(), Node()
-        self.at_b, self.at_c = (Received(n.bucket, pytest.fail) for n in (self.b, self.c))
+        self.at_b, self.at_c = (ReceivedRecords(n.bucket, pytest.fail) for n in (self.b, self.c))
         self.shipment: Shipment | None = None
         self.left: list[Item] = []
         self.end = 0
@@ -137,7 +137,7 @@ class Machine(RuleBasedStateMachine):
     def b_to_c_begins(self) -> None:
         self.left = stored(self.b)
         self.end = self.b.vbucket.high_seqno
-        vbucket, held = self.b.vbucket, Held(1, self.c.vbucket.high_seqno, ())
+        vbucket, held = self.b.vbucket, TargetVBucket(1, self.c.vbucket.high_seqno, ())
         made = Shipment(
             vbucket, "c:1", cast("Any", None), (0, held.seqno), NOWHERE, {}, Debts(1, 1)
         )
@@ -155,10 +155,10 @@ class Machine(RuleBasedStateMachine):
         for item in self.left[:items]:
             send(item, self.b, self.c)
             begin = min(shipment.through.seqno, shipment.through.snapshot.start)
-            shipment.through = Position(item.seqno, SnapshotRange(begin, self.end))
+            shipment.through = LinkPosition(item.seqno, SnapshotRange(begin, self.end))
         del self.left[:items]
         if not self.left:
-            shipment.through = Position(self.end, SnapshotRange(self.end, self.end))
+            shipment.through = LinkPosition(self.end, SnapshotRange(self.end, self.end))
         self.pass_on(shipment)
 
     def pass_on(self, shipment: Shipment) -> None:

@@ -20,7 +20,7 @@ from uprmc.server.node import Node
 from uprmc.xdcr import sender
 from uprmc.xdcr.checkpointing import Checkpointing
 from uprmc.xdcr.link import Link
-from uprmc.xdcr.reading import Reading
+from uprmc.xdcr.reading import LinkReading
 from uprmc.xdcr.target import Target
 from uprmc.xdcr.windows import Windows
 
@@ -58,9 +58,9 @@ class Trace:
         self.events: list[Event] = []
         self._fences: list[bytes] = []
         self._name = link_name
-        pull, send, receive = Reading.pull, Target.data_to_send, Target.receive_data
+        pull, send, receive = LinkReading.pull, Target.data_to_send, Target.receive_data
 
-        def pulled(reading: Reading, budget: int) -> Any:
+        def pulled(reading: LinkReading, budget: int) -> Any:
             found = pull(reading, budget)
             if reading._row.endswith(link_name.encode()):
                 self._read(bytes(found.data))
@@ -79,7 +79,7 @@ class Trace:
             if self._is_ours(target) and target.ready:
                 target._owner.tick(target._clock.monotonic())  # type: ignore[attr-defined]
 
-        monkeypatch.setattr(Reading, "pull", pulled)
+        monkeypatch.setattr(LinkReading, "pull", pulled)
         monkeypatch.setattr(Target, "data_to_send", sent)
         monkeypatch.setattr(Target, "receive_data", received)
 

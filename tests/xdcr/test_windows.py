@@ -10,7 +10,7 @@ from uprmc.config import XdcrSettings
 from uprmc.protocol.header import decode_frame
 from uprmc.protocol.opcodes import Opcode
 from uprmc.xdcr.frames import set_frame
-from uprmc.xdcr.windows import Window, Windows
+from uprmc.xdcr.windows import LinkWindow, Windows
 
 
 class Node:
@@ -35,11 +35,11 @@ class WindowsMachine(RuleBasedStateMachine):
         self.out: list[bytes] = []
         self.now = 0.0
         self.items: dict[int, list[int]] = {}  # by batch
-        self.open: dict[int, Window] = {}
+        self.open: dict[int, LinkWindow] = {}
         self.lost: set[int] = set()
         self.settled = 0
 
-    def _settled(self, window: Window) -> None:
+    def _settled(self, window: LinkWindow) -> None:
         expected = self.items.pop(id(window))
         del self.open[id(window)]
         done = set(self.node.stored) | self.lost

@@ -53,14 +53,14 @@ from uprmc.columnar.errors import (
     RolledBack,
     VBucketsChanged,
 )
-from uprmc.columnar.lease import KeptLease, Lease, logs_of, of_token
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.lease import BulkLease, KeptLease, logs_of, of_token
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.progress import Progress, Step, unseen
-from uprmc.rollback import Held, history_of
+from uprmc.rollback import VBucketHoldings, history_of
 
 __all__ = ["Kind", "backup"]
 
@@ -224,7 +224,7 @@ GROUP_VBUCKETS, GROUPS_MIN = 16, 16
 
 
 @dataclass(frozen=True)
-class Wish:
+class BackupWish:
     """What was asked for; see `backup`."""
 
     access: Access
@@ -239,7 +239,7 @@ class Wish:
     check: bool = True
 
 
-def check_wish(wish: Wish) -> None:
+def check_wish(wish: BackupWish) -> None:
     check_compression(wish.compression)
     if wish.kind not in KINDS:
         raise BadOption(f"kind={wish.kind}: say {', '.join(KINDS)}")
@@ -251,7 +251,7 @@ def check_wish(wish: Wish) -> None:
         raise BadOption(f"rate={wish.rate}: say rows a second, above 0")
 
 
-def chain_for(wish: Wish, repository: Repository | None) -> Chain | None:
+def chain_for(wish: BackupWish, repository: Repository | None) -> Chain | None:
     """Return the chain to add to; ``None`` = begin one."""
     if wish.kind == "full":
         return None
@@ -277,7 +277,7 @@ def _has_finished(repository: Repository) -> bool:
     )
 
 
-def _check_same_wish(wish: Wish, last: Manifest) -> None:
+def _check_same_wish(wish: BackupWish, last: Manifest) -> None:
     """See that an increment can have what was asked for."""
     if wish.vbuckets is not None and wish.vbuckets != tuple(sorted(last.vb)):
         raise BadOption("vbuckets: an increment has those of its chain; make a full backup")
@@ -292,7 +292,9 @@ def _check_same_wish(wish: Wish, last: Manifest) -> None:
 
 
 @contextmanager
-def held(wish: Wish, chain: Chain | None, reader: str = "") -> Iterator[tuple[Lease, Nodes]]:
+def held(
+    wish: BackupWish, chain: Chain | None, reader: str = ""
+) -> Iterator[tuple[BulkLease, BulkNodes]]:
     """Hold the moment of the increment for the length of the block.
 
     Args:
@@ -301,7 +303,7 @@ def held(wish: Wish, chain: Chain | None, reader: str = "") -> Iterator[tuple[Le
         reader: the id under which the directory is registered, if it is.
     """
     terms = {n: part.term for n, part in chain.increments[-1].manifest.vb.items()} if chain else {}
-    with Nodes(replace(wish.access, terms=terms)) as nodes:
+    with BulkNodes(replace(wish.access, terms=terms)) as nodes:
         if chain is not None:
             last = chain.increments[-1].manifest
             if last.vbuckets != nodes.vbuckets:
@@ -321,13 +323,13 @@ def held(wish: Wish, chain: Chain | None, reader: str = "") -> Iterator[tuple[Le
 
 
 def draft_of(
-    wish: Wish, repository_id: str, chain: Chain | None, lease: Lease, nodes: Nodes
+    wish: BackupWish, repository_id: str, chain: Chain | None, lease: BulkLease, nodes: BulkNodes
 ) -> Manifest:
     """Return the manifest as far as it is known before anything is read."""
     manifests = increments_of(chain) if chain else []
     logs = logs_of(nodes, lease.held)
     present = {
-        number: Held(logs[number], each.high_seqno, each.purge_seqno)
+        number: VBucketHoldings(logs[number], each.high_seqno, each.purge_seqno)
         for number, each in lease.held.items()
     }
     if manifests:
@@ -367,7 +369,7 @@ def draft_of(
     )
 
 
-def options_of(wish: Wish, last: Manifest | None, vbuckets: int) -> dict[str, Any]:
+def options_of(wish: BackupWish, last: Manifest | None, vbuckets: int) -> dict[str, Any]:
     """Return what the manifest says of how it was made; what concerns readers is the chain's."""
     groups = wish.groups or max(GROUPS_MIN, vbuckets // GROUP_VBUCKETS)
     return {
@@ -385,7 +387,7 @@ def without_value(columns: Columns) -> Columns:
 
 
 def tasks_of(
-    wish: Wish, draft: Manifest, done: Set[int], token: str, increment: str, parallelism: int
+    wish: BackupWish, draft: Manifest, done: Set[int], token: str, increment: str, parallelism: int
 ) -> list[GroupTask]:
     """Return a task for each group that is not done, those with most to read first."""
     groups: dict[int, dict[int, VBucketPart]] = {}
@@ -475,7 +477,7 @@ def backup(
         LeaseEnded: the lease was lost three times.
         BadOption, BadFile, Unreachable, ...
     """
-    wish = Wish(
+    wish = BackupWish(
         access,
         kind,
         None if vbuckets is None else tuple(sorted(set(vbuckets))),
@@ -496,7 +498,7 @@ def backup(
         return _Backup(wish, repository, runner, progress or unseen, register=register).run()
 
 
-def _rehearsed(wish: Wish, path: Path, engine: Engine, progress: Progress) -> Manifest:
+def _rehearsed(wish: BackupWish, path: Path, engine: Engine, progress: Progress) -> Manifest:
     """Return what the manifest would begin with; makes and removes nothing."""
     repository = Repository(path) if path.is_dir() and any(path.iterdir()) else None
     chain = chain_for(wish, repository)
@@ -505,7 +507,7 @@ def _rehearsed(wish: Wish, path: Path, engine: Engine, progress: Progress) -> Ma
         return draft_of(wish, repository.id if repository else "", chain, lease, nodes)
 
 
-def _check_chain(wish: Wish, chain: Chain | None, engine: Engine, progress: Progress) -> None:
+def _check_chain(wish: BackupWish, chain: Chain | None, engine: Engine, progress: Progress) -> None:
     """See that what an increment is added to is whole: without it the increment is of no use."""
     if chain is None:
         return
@@ -520,7 +522,7 @@ class _Backup:
 
     def __init__(
         self,
-        wish: Wish,
+        wish: BackupWish,
         repository: Repository,
         engine: Engine,
         progress: Progress,
@@ -586,7 +588,7 @@ class _Backup:
             and dict(draft.options) == options_of(self._wish, parent, draft.vbuckets)
         )
 
-    def _finished(self, run: _Run, lease: Lease) -> Manifest:
+    def _finished(self, run: _Run, lease: BulkLease) -> Manifest:
         """Read what is missing, and write the manifest."""
         tasks = tasks_of(
             self._wish,

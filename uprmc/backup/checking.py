@@ -26,7 +26,7 @@ from uprmc.columnar.report import JsonReport
 from uprmc.jobs.engines import Engine
 from uprmc.jobs.progress import Progress, Step
 from uprmc.model import FailoverEntry
-from uprmc.rollback import Held
+from uprmc.rollback import VBucketHoldings
 
 #: Files that one task looks at before the next one does.
 _FILES_AT_A_TIME = 16
@@ -205,7 +205,7 @@ def _not_from_there(manifest: Manifest, vbucket: int, before: Sequence[Manifest]
     """Return why a vBucket cannot begin where it says."""
     part = manifest.vb[vbucket]
     log = tuple(FailoverEntry(*each) for each in part.log)
-    now = Held(log, part.end, part.purge_seqno)
+    now = VBucketHoldings(log, part.end, part.purge_seqno)
     must = beginning(parts_of(before, vbucket), now)
     said = Beginning(part.start, must.uuid, part.cut, part.reset)
     if said == must:

@@ -68,7 +68,7 @@ Source = NodeSource | FileSource
 
 
 @dataclass(frozen=True)
-class Rules:
+class CompareRules:
     """What counts."""
 
     fields: tuple[str, ...]  # see `digest.FIELDS`
@@ -88,7 +88,7 @@ class DigestTask:
     """Take digests. `vbuckets`: the number that keys are spread over for this; 0 = as they are."""
 
     source: Source
-    rules: Rules
+    rules: CompareRules
     vbuckets: int = 0
 
 
@@ -104,7 +104,7 @@ def take_digests(task: DigestTask) -> dict[int, Digest]:
     return found
 
 
-def _rows(source: Source, rules: Rules, spread: int) -> Iterator[tuple[pa.RecordBatch, Any]]:
+def _rows(source: Source, rules: CompareRules, spread: int) -> Iterator[tuple[pa.RecordBatch, Any]]:
     """Yield rows that count, with their vBuckets."""
     for batch in source.batches(rules.columns, rules.prefix):
         expires = np.asarray(batch.column("_exp").fill_null(0))
@@ -123,7 +123,7 @@ def _rows(source: Source, rules: Rules, spread: int) -> Iterator[tuple[pa.Record
 # --- rows -----------------------------------------------------------------------------------------
 
 
-class Version(NamedTuple):
+class ComparedVersion(NamedTuple):
     """One side's version of a key. `size`: bytes of the value; -1 where that was not read."""
 
     hash: int
@@ -153,8 +153,8 @@ class Difference(NamedTuple):
     key: bytes
     vbucket: int
     what: str
-    a: Version | None
-    b: Version | None
+    a: ComparedVersion | None
+    b: ComparedVersion | None
 
     @property
     def b_is_newer(self) -> bool:
@@ -168,7 +168,7 @@ class CompareTask:
 
     a: tuple[Source, ...]
     b: tuple[Source, ...]
-    rules: Rules
+    rules: CompareRules
     spread_a: int = 0
     spread_b: int = 0
 
@@ -252,7 +252,7 @@ def compare(task: CompareTask) -> Compared:
     return Compared.of(each for each in found if each is not None)
 
 
-_Found = tuple[int, Version]
+_Found = tuple[int, ComparedVersion]
 
 
 def _difference(key: bytes, a: _Found | None, b: _Found | None, deletes: bool) -> Difference | None:
@@ -282,7 +282,7 @@ _GATHERED = pa.schema(
 )
 
 
-def _gathered(sources: Sequence[Source], rules: Rules, spread: int) -> pa.Table:
+def _gathered(sources: Sequence[Source], rules: CompareRules, spread: int) -> pa.Table:
     """Return all rows without their values, each with its hash."""
     found = []
     for source in sources:
@@ -315,7 +315,7 @@ def _versions(table: pa.Table, mask: Any) -> dict[bytes, _Found]:
     columns = [rows.column(name).to_pylist() for name in rows.schema.names]
     for key, vbucket, number, deleted, rev, cas, flags, exp, size in zip(*columns, strict=True):
         unsigned = rev & 0xFFFFFFFFFFFFFFFF, cas & 0xFFFFFFFFFFFFFFFF
-        found[key] = vbucket, Version(number, deleted, *unsigned, flags, exp, size)
+        found[key] = vbucket, ComparedVersion(number, deleted, *unsigned, flags, exp, size)
     return found
 
 

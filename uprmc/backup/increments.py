@@ -18,7 +18,13 @@ from dataclasses import dataclass
 from uprmc.backup.manifest import Manifest, VBucketPart
 from uprmc.columnar.errors import BackupForeign
 from uprmc.model import SnapshotRange
-from uprmc.rollback import Held, Position, ends_of_branches, history_of, rollback_point
+from uprmc.rollback import (
+    ConsumerPosition,
+    VBucketHoldings,
+    ends_of_branches,
+    history_of,
+    rollback_point,
+)
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Beginning:
     reset: bool = False
 
 
-def beginning(parts: Sequence[VBucketPart], present: Held) -> Beginning:
+def beginning(parts: Sequence[VBucketPart], present: VBucketHoldings) -> Beginning:
     """Return where the next increment of a vBucket begins.
 
     Args:
@@ -70,11 +76,15 @@ def _history_of(part: VBucketPart) -> int:
     return history_of(part.log, part.end) or part.uuid
 
 
-def _is_shared(uuid: int, seqno: int, present: Held) -> bool:
-    return rollback_point(Position(seqno, SnapshotRange(seqno, seqno), uuid), present) is None
+def _is_shared(uuid: int, seqno: int, present: VBucketHoldings) -> bool:
+    return (
+        rollback_point(ConsumerPosition(seqno, SnapshotRange(seqno, seqno), uuid), present) is None
+    )
 
 
-def check_same_bucket(chain: Sequence[Manifest], present: Mapping[int, Held], where: str) -> None:
+def check_same_bucket(
+    chain: Sequence[Manifest], present: Mapping[int, VBucketHoldings], where: str
+) -> None:
     """See that a node's documents have something to do with those of a chain.
 
     A node of which no vBucket shares any history with the chain is another one, or was flushed,

@@ -18,8 +18,8 @@ from pathlib import Path
 from uprmc.backup.manifest import Manifest, VBucketPart
 from uprmc.backup.repository import Repository
 from uprmc.columnar.access import Access
-from uprmc.columnar.lease import Lease
-from uprmc.columnar.registration import Registration, unregister
+from uprmc.columnar.lease import BulkLease
+from uprmc.columnar.registration import BulkRegistration, unregister
 from uprmc.columnar.report import JsonReport
 from uprmc.remote.ranges import named
 from uprmc.remote.registering import Instance, kind_number, name_tag
@@ -46,9 +46,9 @@ class Registered:
         place = f"{socket.gethostname()}:{repository.path.absolute()}"
         kind, tag = kind_number("backup"), name_tag(place)
         instance = Instance(repository.id.encode(), kind, meta=tag)
-        self._rows = Registration(access, instance, restarts=False)
+        self._rows = BulkRegistration(access, instance, restarts=False)
 
-    def begin(self, lease: Lease, last: Manifest | None) -> None:
+    def begin(self, lease: BulkLease, last: Manifest | None) -> None:
         """Have kept what this increment and the next ones need.
 
         Args:
@@ -59,7 +59,7 @@ class Registered:
         known = {} if last is None else _ends(last.vb)
         self._rows.begin(lambda number: known.get(number, moment[number]), lease.places)
 
-    def finished(self, lease: Lease, manifest: Manifest) -> None:
+    def finished(self, lease: BulkLease, manifest: Manifest) -> None:
         """Report what the directory has."""
         ends = _ends(manifest.vb)
         self._rows.begin(lambda number: ends[number], lease.places)

@@ -32,7 +32,7 @@ from uprmc.columnar.access import Access
 from uprmc.columnar.connection import reusing
 from uprmc.columnar.errors import BackupForeign, BadOption
 from uprmc.columnar.lease import acquire
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
 from uprmc.columnar.requests import ORIGIN_COLUMN
 from uprmc.columnar.write_options import WriteOptions
@@ -263,7 +263,7 @@ def restore(
     side = BackupSide(Path(directory), newest.number, found.name, checked=True)
     about: dict[str, Any] = {"engine": runner, "vbuckets": wanted, "key_prefix": prefix}
     about["progress"] = tell
-    with Nodes(access) as nodes:  # an unreachable target is an error before any work
+    with BulkNodes(access) as nodes:  # an unreachable target is an error before any work
         origins = mode == "append-meta" and not dry_run and _takes_origins(nodes)
         if (check or force) and nodes.owners:
             # so is a user who may write, and may not read for the comparison
@@ -350,7 +350,7 @@ def _count_overwritten(report: RestoreReport, rows: int) -> None:
     report.written.applied += report.overwritten
 
 
-def _takes_origins(nodes: Nodes) -> bool:
+def _takes_origins(nodes: BulkNodes) -> bool:
     """Tell whether all nodes understand origins; others may refuse extended metadata."""
     places = set(nodes.owners.values())
     return all(nodes.at(place, lambda connection: connection.knows_origins) for place in places)

@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from uprmc.backup.manifest import Manifest
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection
-from uprmc.columnar.lease import Lease
-from uprmc.columnar.nodes import Nodes, details
+from uprmc.columnar.lease import BulkLease
+from uprmc.columnar.nodes import BulkNodes, details
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
@@ -23,14 +23,14 @@ from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
 _NOT_KNOWN = frozenset((Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
 
 
-def told_floors(access: Access, lease: Lease) -> dict[int, int]:
+def told_floors(access: Access, lease: BulkLease) -> dict[int, int]:
     """Return the floors of a lease's vBuckets, as the nodes tell that hold it.
 
     Raises:
-        Unreachable, ...: as `Nodes`.
+        Unreachable, ...: as `BulkNodes`.
     """
     found: dict[int, int] = {}
-    with Nodes(access) as nodes:
+    with BulkNodes(access) as nodes:
         for grant in lease.grants:
             told = nodes.at(grant.place, lambda connection: details(connection, "max_deleted_rev"))
             found |= {number: told.get(number, 0) for number in grant.vbuckets}
@@ -70,7 +70,7 @@ def raise_floors(access: Access, floors: Mapping[int, int], vbuckets: int) -> li
     if not floors:
         return []
     ignorant = []
-    with Nodes(access) as nodes:
+    with BulkNodes(access) as nodes:
         if nodes.vbuckets != vbuckets:
             floors = dict.fromkeys(range(nodes.vbuckets), max(floors.values()))
         for place, numbers in nodes.by_place(floors).items():

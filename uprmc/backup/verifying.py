@@ -30,15 +30,15 @@ from uprmc.backup.comparing import (
     ONLY_A,
     ONLY_B,
     Compared,
+    ComparedVersion,
+    CompareRules,
     CompareTask,
     Difference,
     DigestTask,
     FileSource,
     NodeSource,
     OverwriteTask,
-    Rules,
     Source,
-    Version,
     compare,
     overwrite,
     take_digests,
@@ -50,7 +50,7 @@ from uprmc.columnar.access import Access, Copies
 from uprmc.columnar.connection import reusing
 from uprmc.columnar.errors import BadOption
 from uprmc.columnar.lease import KeptLease
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.report import JsonReport, TaskReport
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.engines import Engine, LocalEngine
@@ -109,7 +109,7 @@ def write_differences(path: Path, differences: Sequence[Difference]) -> None:
                 file.write(json.dumps(row | sides | {"key": key}, sort_keys=True) + "\n")
 
 
-def _plain(version: Version | None) -> dict[str, Any] | None:
+def _plain(version: ComparedVersion | None) -> dict[str, Any] | None:
     return None if version is None else version._asdict()
 
 
@@ -148,7 +148,7 @@ class NodeSide:
 
     def __init__(self, access: Access, copies: Copies = "none") -> None:
         self._access = replace(access, copies=copies)
-        with Nodes(self._access) as nodes:
+        with BulkNodes(self._access) as nodes:
             self.vbuckets = nodes.vbuckets
             self.owners = dict(nodes.owners)
             kind = "replica" if nodes.copied.issuperset(range(self.vbuckets)) else "node"
@@ -165,14 +165,14 @@ class NodeSide:
         return named and not self.owners.items().isdisjoint(other.owners.items())
 
     @contextmanager
-    def held(self, vbuckets: Iterable[int], lease_s: float) -> Iterator[Held]:
+    def held(self, vbuckets: Iterable[int], lease_s: float) -> Iterator[FrozenNodes]:
         """Hold a moment of vBuckets."""
         with KeptLease(self._access, sorted(vbuckets), lease_s) as kept:
-            yield Held(self._access, kept.token)
+            yield FrozenNodes(self._access, kept.token)
 
 
 @dataclass(frozen=True)
-class Held:
+class FrozenNodes:
     """A moment of nodes, which sources read from."""
 
     access: Access
@@ -366,7 +366,7 @@ def verify(
         if isinstance(side, FileSide) and not side.checked:
             check_increments(side.increments, engine or LocalEngine(), progress or unseen)
     fields = _fields(by, sides)
-    rules = Rules(fields, 0.0, deletes, prefix)
+    rules = CompareRules(fields, 0.0, deletes, prefix)
     work = _Verify(sides, rules, vbuckets, engine or LocalEngine(), progress or unseen)
     work.lease_s, work.now = lease_s, now
     differing, report, first = work.first_look()
@@ -406,7 +406,7 @@ def overwrite_differing(
     Raises:
         As `verify`, and as `Writer`.
     """
-    rules = Rules(by, 0.0, deletes=False, prefix=key_prefix)
+    rules = CompareRules(by, 0.0, deletes=False, prefix=key_prefix)
     work = _Verify((open_side(a), open_side(b)), rules, vbuckets, engine, progress)
     return work.overwrite(options)
 
@@ -430,7 +430,7 @@ class _Verify:
     def __init__(
         self,
         sides: tuple[OpenSide, OpenSide],
-        rules: Rules,
+        rules: CompareRules,
         vbuckets: Iterable[int] | None,
         engine: Engine,
         progress: Progress,
@@ -488,7 +488,7 @@ class _Verify:
             )
             return differing, report, self._compared(held, differing, rules)
 
-    def _totals(self, held: list[Any], rules: Rules) -> list[dict[int, Digest]]:
+    def _totals(self, held: list[Any], rules: CompareRules) -> list[dict[int, Digest]]:
         return [self._digests(at, held[at], rules) for at in (0, 1)]
 
     def _differing(self, totals: list[dict[int, Digest]]) -> frozenset[int]:
@@ -509,7 +509,7 @@ class _Verify:
             return self._compared(held, differing, rules)
 
     @contextmanager
-    def _looking(self, vbuckets: frozenset[int]) -> Iterator[tuple[list[Any], Rules]]:
+    def _looking(self, vbuckets: frozenset[int]) -> Iterator[tuple[list[Any], CompareRules]]:
         """Hold both sides. What has expired by then is left out on both."""
         with ExitStack() as stack:
             held = [
@@ -526,7 +526,7 @@ class _Verify:
     def _spread(self, at: int) -> int:
         return 0 if self._sides[at].vbuckets == self._count else self._count
 
-    def _digests(self, at: int, held: Any, rules: Rules) -> dict[int, Digest]:
+    def _digests(self, at: int, held: Any, rules: CompareRules) -> dict[int, Digest]:
         parts = self._engine.parallelism * _TASKS_EACH
         sources = held.sources(self._of(self._sides[at], self._wanted), parts)
         tasks = [DigestTask(source, rules, self._spread(at)) for source in sources]
@@ -536,12 +536,14 @@ class _Verify:
             add_up(found, each)
         return found
 
-    def _compared(self, held: list[Any], vbuckets: frozenset[int], rules: Rules) -> Compared:
+    def _compared(self, held: list[Any], vbuckets: frozenset[int], rules: CompareRules) -> Compared:
         tasks = self._pairs(held, vbuckets, rules)
         told = self._telling("comparing", len(tasks))
         return Compared.together(self._engine.run(compare, tasks, told))
 
-    def _pairs(self, held: list[Any], vbuckets: frozenset[int], rules: Rules) -> list[CompareTask]:
+    def _pairs(
+        self, held: list[Any], vbuckets: frozenset[int], rules: CompareRules
+    ) -> list[CompareTask]:
         tasks = []
         for part in parts_of(vbuckets, self._engine.parallelism * _TASKS_EACH):
             numbers = frozenset(part)

@@ -16,8 +16,8 @@ from uprmc.cli.bulk import (
     PREFIX,
     RATE,
     RESUME,
+    BulkCommon,
     BulkVerb,
-    Common,
     bad_rows,
     common,
     on_error_of,
@@ -52,7 +52,7 @@ _CHECK = click.option(
 @click.command(cls=BulkVerb)
 @click.argument("directory", type=_DIRECTORY, metavar="DIR")
 @common()
-def forget(shared: Common, directory: Path, **_: Any) -> None:
+def forget(shared: BulkCommon, directory: Path, **_: Any) -> None:
     """End the registration of a backup directory: no deletion is kept for it any longer.
 
     Do this before you delete the directory. Its files stay as they are, and a later backup to it
@@ -68,7 +68,7 @@ def forget(shared: Common, directory: Path, **_: Any) -> None:
 @click.argument("directory", type=_DIRECTORY, metavar="DIR")
 @_CHECK
 @common(servers=False)
-def list_(shared: Common, directory: Path, no_check: bool, **_: Any) -> None:
+def list_(shared: BulkCommon, directory: Path, no_check: bool, **_: Any) -> None:
     """Show the increments in a backup directory, and which are damaged.
 
     All files are read and compared with their manifests. The exit code is 1 if a chain cannot be
@@ -170,7 +170,7 @@ class BackupVerb(BulkVerb):
 @click.option("--dry-run", is_flag=True, help="Show what would be read; write nothing.")
 @RATE
 @common()
-def backup(shared: Common, directory: Path, **given: Any) -> None:
+def backup(shared: BulkCommon, directory: Path, **given: Any) -> None:
     """Save a snapshot of nodes in a directory.
 
     The first backup in DIR contains everything, later ones by default only what has changed since,
@@ -260,7 +260,7 @@ Examples:
 @DRY_RUN
 @RATE
 @common()
-def restore(shared: Common, directory: Path, **given: Any) -> None:
+def restore(shared: BulkCommon, directory: Path, **given: Any) -> None:
     """Write the newest state of a backup to nodes.
 
     It then compares the nodes with the backup in DIR. The exit code is 1 if they do not have what
@@ -365,7 +365,7 @@ Examples:
     "JSON lines.",
 )
 @common(servers=False)
-def verify(shared: Common, a: str, b: str, **given: Any) -> None:
+def verify(shared: BulkCommon, a: str, b: str, **given: Any) -> None:
     """Compare two nodes or clusters, or one of them with a backup.
 
     A replica may be compared with its source: of two nodes that belong together, each is read by
@@ -395,7 +395,7 @@ def verify(shared: Common, a: str, b: str, **given: Any) -> None:
         raise Differences(f"{report.differences:,} documents differ")
 
 
-def _side(text: str, shared: Common, given: dict[str, Any]) -> Any:
+def _side(text: str, shared: BulkCommon, given: dict[str, Any]) -> Any:
     """Return a directory that exists as a backup, everything else as nodes."""
     from uprmc.backup.verifying import BackupSide
 

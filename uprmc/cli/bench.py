@@ -20,8 +20,8 @@ from uprmc.cli.bench_load import (
     PING,
     TESTS,
     TOUCH,
+    BenchOutcome,
     Frames,
-    Outcome,
     Plan,
     frames_for,
     passed,
@@ -49,7 +49,7 @@ _TIME_WIDTH = 9
 _Row = dict[str, float]
 
 
-class Report:
+class BenchReport:
     """Adds runs up, and tells of them.
 
     Attributes:
@@ -69,7 +69,7 @@ class Report:
         self._misses = self._done = 0
         self._elapsed_s = self._waited_s = 0.0
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: BenchOutcome) -> None:
         """Take in a run."""
         for test, each in sorted(outcome.latencies.items()):
             per_s = each.count / outcome.elapsed_s if outcome.elapsed_s else 0.0
@@ -300,7 +300,7 @@ def bench(
         seed,
     )
     named = _tests(tests)
-    report = Report(plan, _form(json=as_json, csv=csv, quiet=quiet))
+    report = BenchReport(plan, _form(json=as_json, csv=csv, quiet=quiet))
     fill = fill and (not named or not _NEED_DOCUMENTS.isdisjoint(named))
     writes = fill or (bool({*named} - {GET, PING}) if named else sets > 0)
     with node.connected() as connection:

@@ -148,7 +148,7 @@ _REFUSALS = (b"SERVER_ERROR", b"CLIENT_ERROR", b"ERROR", b"NOT_STORED", b"NS")
 _VALUE, _END = b"VALUE ", b"\r\nEND\r\n"
 
 
-class Wire(Protocol):
+class BenchWire(Protocol):
     """What the generator needs of a protocol."""
 
     def connected(self, access: NodeAccess) -> NodeConnection:
@@ -173,11 +173,11 @@ class Binary:
         self._tests = {int(opcode): test for test, opcode in _OPCODES.items()}
 
     def connected(self, access: NodeAccess) -> NodeConnection:
-        """See `Wire`."""
+        """See `BenchWire`."""
         return access.connected()
 
     def request(self, test: str, key: bytes, value: bytes, expiry: int) -> Request:
-        """See `Wire`."""
+        """See `BenchWire`."""
         extras = {
             SET: STORE_EXTRAS.pack(0, expiry),
             INCR: ARITHMETIC_EXTRAS.pack(1, 0, expiry),
@@ -193,7 +193,7 @@ class Binary:
         return head + extras + key, value
 
     def take(self, buffer: bytearray, sent: Sequence[Request]) -> Replies:
-        """See `Wire`."""
+        """See `BenchWire`."""
         found: dict[tuple[int, int], int] = {}
         texts: dict[int, str] = {}
         at, end = 0, len(buffer)
@@ -238,7 +238,7 @@ class Text:
         self._place = place
 
     def connected(self, access: NodeAccess) -> NodeConnection:
-        """See `Wire`; the password goes in clear, so only where nobody can listen."""
+        """See `BenchWire`; the password goes in clear, so only where nobody can listen."""
         credentials = access.credentials
         if credentials and not (access.tls or parsed(self._place).is_local):
             raise NodeError(
@@ -262,12 +262,12 @@ class Text:
         return connection
 
     def request(self, test: str, key: bytes, value: bytes, expiry: int) -> Request:
-        """See `Wire`."""
+        """See `BenchWire`."""
         fields = {b"key": key, b"expiry": expiry, b"bytes": len(value)}
         return _LINES[test] % fields, value + b"\r\n" if test == SET else b""
 
     def take(self, buffer: bytearray, sent: Sequence[Request]) -> Replies:
-        """See `Wire`."""
+        """See `BenchWire`."""
         found: Replies = {}
         at = 0
         for head, _ in sent:
@@ -330,7 +330,7 @@ class Plan:
 
 
 @dataclass
-class Outcome:
+class BenchOutcome:
     """What came of it."""
 
     elapsed_s: float = 0.0  # from the first request to the last reply
@@ -350,7 +350,7 @@ class Outcome:
         elif reason:
             self.refused[reason] += times
 
-    def merge(self, other: Outcome) -> None:
+    def merge(self, other: BenchOutcome) -> None:
         """Add what another process did meanwhile."""
         self.elapsed_s = max(self.elapsed_s, other.elapsed_s)
         self.waited_s = max(self.waited_s, other.waited_s)
@@ -365,7 +365,7 @@ class Outcome:
 class Frames:
     """Requests for numbered keys, of those vBuckets that the node has active."""
 
-    def __init__(self, plan: Plan, vbuckets: int, active: frozenset[int], wire: Wire) -> None:
+    def __init__(self, plan: Plan, vbuckets: int, active: frozenset[int], wire: BenchWire) -> None:
         self._plan = plan
         self.wire = wire
         self._of = lru_cache(_READY_REQUESTS)(self._made)
@@ -443,7 +443,7 @@ def _text(connection: NodeConnection) -> Text:
 class _Line:
     """One connection with the batch that is on its way."""
 
-    def __init__(self, connection: NodeConnection, wire: Wire) -> None:
+    def __init__(self, connection: NodeConnection, wire: BenchWire) -> None:
         self.connection = connection
         self.outstanding = 0
         self._wire = wire
@@ -459,7 +459,7 @@ class _Line:
         while data:
             data = data[self.connection.send_some(data) :]
 
-    def receive(self, outcome: Outcome) -> None:
+    def receive(self, outcome: BenchOutcome) -> None:
         """Wait for replies, and count them."""
         self._buffer += self.connection.receive_some(_READ_BYTES)
         took_ns = time.perf_counter_ns() - self._sent_ns
@@ -475,9 +475,9 @@ class _Line:
             raise NodeError(f"the node at {place} answers more than it is asked")
 
 
-def run(access: NodeAccess, plan: Plan, frames: Frames, seed: int) -> Outcome:
+def run(access: NodeAccess, plan: Plan, frames: Frames, seed: int) -> BenchOutcome:
     """Put a node under load until the plan is done, the node is lost, or Ctrl-C."""
-    outcome, left = Outcome(), plan.requests
+    outcome, left = BenchOutcome(), plan.requests
     requests = frames.chosen(Random(seed), plan.test)
     deadline = time.monotonic() + plan.duration_s if plan.duration_s else None
     endless = not plan.requests
@@ -506,7 +506,7 @@ def run(access: NodeAccess, plan: Plan, frames: Frames, seed: int) -> Outcome:
 def _drive(
     lines: Iterable[_Line],
     batch: Callable[[], list[Request]],
-    outcome: Outcome,
+    outcome: BenchOutcome,
     access: NodeAccess,
 ) -> None:
     """Keep a batch on its way on every connection until there are no more."""
@@ -528,7 +528,7 @@ def _drive(
 def _turn(
     ready: selectors.BaseSelector,
     batch: Callable[[], list[Request]],
-    outcome: Outcome,
+    outcome: BenchOutcome,
     access: NodeAccess,
 ) -> None:
     """Wait for replies; a connection whose batch is complete gets the next one."""
@@ -548,9 +548,9 @@ def _turn(
             ready.unregister(line.connection)
 
 
-def passed(access: NodeAccess, frames: Frames, requests: Iterator[Request]) -> Outcome:
+def passed(access: NodeAccess, frames: Frames, requests: Iterator[Request]) -> BenchOutcome:
     """Send requests that are not measured: those that load and delete."""
-    outcome = Outcome()
+    outcome = BenchOutcome()
     with frames.wire.connected(access) as connection:
         line = _Line(connection, frames.wire)
         while some := list(islice(requests, _LOAD_DEPTH)):
@@ -569,11 +569,11 @@ class _Work:
     frames: Frames
     plan: Plan
 
-    def __call__(self) -> Outcome:
+    def __call__(self) -> BenchOutcome:
         return run(self.access, self.plan, self.frames, self.plan.seed)
 
 
-def run_all(access: NodeAccess, plans: list[Plan], frames: Frames) -> Outcome:
+def run_all(access: NodeAccess, plans: list[Plan], frames: Frames) -> BenchOutcome:
     """Run each plan in a process of its own, the first in this one, and add their outcomes."""
     forked = get_context("fork")  # credentials and TLS contexts cannot be sent to a process
     children = []
@@ -590,13 +590,13 @@ def run_all(access: NodeAccess, plans: list[Plan], frames: Frames) -> Outcome:
     return outcome
 
 
-def _sent(there: Connection, work: Callable[[], Outcome]) -> None:
+def _sent(there: Connection, work: Callable[[], BenchOutcome]) -> None:
     there.send(work())
 
 
-def _received(here: Connection) -> Outcome:
+def _received(here: Connection) -> BenchOutcome:
     try:
-        found: Outcome = here.recv()
+        found: BenchOutcome = here.recv()
     except EOFError:
-        return Outcome(error="a process of the load generator was killed")
+        return BenchOutcome(error="a process of the load generator was killed")
     return found

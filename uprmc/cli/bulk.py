@@ -213,7 +213,7 @@ _ENGINE_NAMES = ("engine", "master", "remote", "conf", "parallelism")
 _SHOWING_NAMES = ("progress", "as_json", "report")
 
 
-class Common:
+class BulkCommon:
     """The shared options of one command line.
 
     Attributes:
@@ -264,7 +264,7 @@ class Common:
 
 
 def common(*, servers: bool = True) -> Callable[[_Function], _Function]:
-    """Add the shared options; the verb gets them as one `Common`, its first argument.
+    """Add the shared options; the verb gets them as one `BulkCommon`, its first argument.
 
     Args:
         servers: there is an option for them; no, where arguments name the nodes.
@@ -273,7 +273,7 @@ def common(*, servers: bool = True) -> Callable[[_Function], _Function]:
 
     def decorate(function: _Function) -> _Function:
         def verb(**given: Any) -> Any:
-            return function(Common(given), **given)
+            return function(BulkCommon(given), **given)
 
         verb.__name__, verb.__doc__ = function.__name__, function.__doc__
         verb.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
@@ -394,7 +394,7 @@ def _settings(
 _PACKAGES = ("pyspark", "pyarrow", "numpy", "pandas", "py4j", "grpc", "google")
 
 
-class Report(Protocol):
+class BulkReport(Protocol):
     """What every verb comes to."""
 
     def to_json(self) -> str:
@@ -411,8 +411,8 @@ Afterwards = Callable[[Step | None], str]
 @contextmanager
 def running(
     *, progress: str, as_json: bool, report: Path | None, afterwards: Afterwards
-) -> Iterator[Run]:
-    """Yield a `Run` whose progress is shown and whose report is printed.
+) -> Iterator[BulkRun]:
+    """Yield a `BulkRun` whose progress is shown and whose report is printed.
 
     Raises:
         Interrupted: by Ctrl-C or SIGTERM.
@@ -421,11 +421,11 @@ def running(
     """
     if report is not None and not os.access(report.resolve().parent, os.W_OK):
         raise BadOption(f"--report {report}: no such directory, or it cannot be written")
-    shown = Shown("none" if as_json and progress == "auto" else progress)
+    shown = BulkShown("none" if as_json and progress == "auto" else progress)
     with _terminated_like_interrupted():
         try:
             with shown:
-                run = Run(shown)
+                run = BulkRun(shown)
                 yield run
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted: {afterwards(shown.last)}") from None
@@ -439,7 +439,7 @@ def running(
         _tell(run.report, as_json, report)
 
 
-class Run:
+class BulkRun:
     """One piece of work.
 
     Attributes:
@@ -447,9 +447,9 @@ class Run:
         report: what it came to, once that is set.
     """
 
-    def __init__(self, progress: Shown) -> None:
+    def __init__(self, progress: BulkShown) -> None:
         self.progress = progress
-        self.report: Report | None = None
+        self.report: BulkReport | None = None
 
 
 def _missing(error: ImportError) -> Exception:
@@ -465,7 +465,7 @@ def _missing(error: ImportError) -> Exception:
     return MissingPackage(f"{package} is missing: pip install 'uprmc[{extra}]'{hint}")
 
 
-def _tell(report: Report, as_json: bool, path: Path | None) -> None:
+def _tell(report: BulkReport, as_json: bool, path: Path | None) -> None:
     text = report.to_json()
     if path is not None:
         _written(path, text + "\n")
@@ -499,7 +499,7 @@ def _terminated_like_interrupted() -> Iterator[None]:
 LINE_EVERY_S = 10.0
 
 
-class Shown:
+class BulkShown:
     """Takes the steps of some work; use it in a ``with`` statement.
 
     Args:
@@ -540,7 +540,7 @@ class Shown:
                 figures=self._figures(step),
             )
 
-    def __enter__(self) -> Shown:
+    def __enter__(self) -> BulkShown:
         if self._how == "bar":
             self._bar = Progress(
                 SpinnerColumn(),

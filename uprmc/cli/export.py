@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from uprmc.cli.arguments import NAMES, whole
-from uprmc.cli.bulk import BulkVerb, Common, common, running
+from uprmc.cli.bulk import BulkCommon, BulkVerb, common, running
 from uprmc.jobs.progress import Step
 
 _EPILOG = """\b
@@ -63,7 +63,7 @@ Examples:
 )
 @click.option("--columns", type=NAMES, help="Write only these columns.")
 @common()
-def export(shared: Common, to: Path, **given: Any) -> None:
+def export(shared: BulkCommon, to: Path, **given: Any) -> None:
     """Write changes to files in DIR, each batch exactly once.
 
     What a node has at one moment, with readable values and without a checkpoint: "uprmc dump".

@@ -43,7 +43,7 @@ from uprmc.login.credentials import Credentials
 from uprmc.places import VIEWS_PORT, several
 from uprmc.server.http.site import gate, known_hosts
 from uprmc.server.log import Events, Log, set_level, start_logging
-from uprmc.server.net.access import Access, Audit
+from uprmc.server.net.access import Audit, UserAccess
 from uprmc.server.net.connections import share_of_files
 from uprmc.server.net.dialer import dialling_as, trust_root
 from uprmc.server.net.listener import Listener, https_options, listen, tls_options
@@ -180,11 +180,11 @@ class IndexProcess:
             source=lambda: self._address,
         )
 
-    def _new_access(self, path: str) -> Access | None:
+    def _new_access(self, path: str) -> UserAccess | None:
         if not path:
             return None
         timeout_s = self._settings.server.login_timeout_s
-        return Access(self._reactor, path, Stats(), self._audit, timeout_s)
+        return UserAccess(self._reactor, path, Stats(), self._audit, timeout_s)
 
     def run(self) -> int:
         """Serve until stopped; returns the exit code or raises what went wrong."""

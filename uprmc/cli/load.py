@@ -12,8 +12,8 @@ from uprmc.cli.bulk import (
     DRY_RUN,
     RATE,
     RESUME,
+    BulkCommon,
     BulkVerb,
-    Common,
     bad_rows,
     common,
     declared,
@@ -108,7 +108,7 @@ Examples:
     help="Approximate amount of a file that one task reads.",
 )
 @common()
-def load(shared: Common, paths: tuple[str, ...], **given: Any) -> None:
+def load(shared: BulkCommon, paths: tuple[str, ...], **given: Any) -> None:
     """Store rows of CSV, JSON lines or Parquet files as documents.
 
     A PATH is a file, a pipe, - for standard input, a directory, or a pattern such as
@@ -159,7 +159,7 @@ def _afterwards(step: Step | None, resume: Path | None) -> str:
     return f"{done}; the same command begins again (with --resume FILE it would go on)"
 
 
-def _write_options(shared: Common, given: dict[str, Any]) -> dict[str, str]:
+def _write_options(shared: BulkCommon, given: dict[str, Any]) -> dict[str, str]:
     found = {
         "writeMode": given["mode"],
         "onError": on_error_of(given),

@@ -36,7 +36,7 @@ class NodeRefusal(NodeError):
     """The node has answered, and refused."""
 
 
-class Following(NamedTuple):
+class FollowedSource(NamedTuple):
     """One vBucket that follows a source, as the node's statistics have it."""
 
     source: str
@@ -51,11 +51,11 @@ class Following(NamedTuple):
         return self.state == "streaming" and self.known and not self.lag_items
 
 
-class Standing(NamedTuple):
+class NodeReplication(NamedTuple):
     """A node's replication."""
 
     numbers: dict[str, str]
-    following: dict[int, Following]
+    following: dict[int, FollowedSource]
 
     @classmethod
     def of(cls, connection: NodeConnection) -> Self:
@@ -84,8 +84,8 @@ class Standing(NamedTuple):
         return (line and self.of_source(place, line)) or min(errors - {""}, default="")
 
 
-def _following(numbers: dict[str, str], name: str) -> Following:
-    return Following(
+def _following(numbers: dict[str, str], name: str) -> FollowedSource:
+    return FollowedSource(
         numbers[f"{name}:source"],
         numbers[f"{name}:state"],
         int(numbers[f"{name}:lag_items"]),
@@ -203,7 +203,7 @@ def replicate_verb(
     with node.connected() as connection:
         replicate(connection, source or "", vbuckets or (), flags)
         if source is None:
-            _tell_followers(Standing.of(connection), vbuckets, as_json)
+            _tell_followers(NodeReplication.of(connection), vbuckets, as_json)
             return
         standing = _settled(connection, source, vbuckets, timeout_s if wait else _GLANCE_S, wait)
     trouble = standing.trouble(source, _chosen(standing, source, vbuckets))
@@ -216,7 +216,7 @@ def replicate_verb(
     _tell_followers(standing, vbuckets, as_json)
 
 
-def _chosen(standing: Standing, source: str, vbuckets: Sequence[int] | None) -> list[int]:
+def _chosen(standing: NodeReplication, source: str, vbuckets: Sequence[int] | None) -> list[int]:
     """Return those of the vBuckets asked for that follow the source."""
     followers = [n for n, one in standing.following.items() if one.source == source]
     return followers if vbuckets is None else sorted(set(followers) & set(vbuckets))
@@ -228,11 +228,11 @@ def _settled(
     vbuckets: Sequence[int] | None,
     for_s: float,
     wait: bool,
-) -> Standing:
+) -> NodeReplication:
     """Look until all is well, or, without `wait`, until there is something to tell."""
     deadline = time.monotonic() + for_s
     while True:
-        standing = Standing.of(connection)
+        standing = NodeReplication.of(connection)
         chosen = _chosen(standing, source, vbuckets)
         streaming = all(standing.following[n].state == "streaming" for n in chosen)
         if not wait and (streaming or standing.trouble(source, chosen)):
@@ -246,7 +246,7 @@ def _settled(
         time.sleep(_POLL_S)
 
 
-def _late(standing: Standing, source: str, chosen: list[int], for_s: float) -> str:
+def _late(standing: NodeReplication, source: str, chosen: list[int], for_s: float) -> str:
     late = [number for number in chosen if not standing.following[number].level]
     trouble = standing.trouble(source, late)
     lag = sum(standing.following[number].lag_items for number in late)
@@ -256,7 +256,9 @@ def _late(standing: Standing, source: str, chosen: list[int], for_s: float) -> s
     )
 
 
-def _tell_followers(standing: Standing, vbuckets: Sequence[int] | None, as_json: bool) -> None:
+def _tell_followers(
+    standing: NodeReplication, vbuckets: Sequence[int] | None, as_json: bool
+) -> None:
     chosen = {
         number: one
         for number, one in standing.following.items()
@@ -369,7 +371,7 @@ def _take_over(source: NodeConnection, target: NodeConnection, numbers: Sequence
     for number in numbers:
         found[outcomes.get(number, Outcome.REFUSED)].append(number)
     taken, refused, interrupted = (found[outcome] for outcome in Outcome)
-    why = Standing.of(target).last_takeover_error if taken != numbers else ""
+    why = NodeReplication.of(target).last_takeover_error if taken != numbers else ""
     again = _reactivated(source, target, interrupted)
     return _Ended(taken, refused, interrupted, again, why)
 

@@ -41,7 +41,7 @@ from uprmc.server.work.turns import LongWork, WakeList
 from uprmc.tap_adapter.names import Names
 from uprmc.tap_adapter.producer import all_clients
 from uprmc.tap_adapter.session import TapRegistry, TapSession
-from uprmc.tap_adapter.upstream import Standing, Upstream
+from uprmc.tap_adapter.upstream import Upstream, UpstreamVBucket
 
 #: Whoever has not taken his last bytes by then is cut off.
 _FAREWELL_S = 5.0
@@ -215,7 +215,7 @@ class TapProcess:
     def _look_for_upstream(self) -> None:
         """Say whether the upstream is there, for whoever has just started us."""
 
-        def surveyed(found: dict[int, Standing]) -> None:
+        def surveyed(found: dict[int, UpstreamVBucket]) -> None:
             _log.info("upstream_reached", upstream=self._upstream_place, vbuckets=len(found))
             if self._probe is not None:
                 self._probe.close()

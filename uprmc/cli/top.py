@@ -41,7 +41,7 @@ _NOTHING: Group = {}
 
 
 @dataclass(frozen=True)
-class Reading:
+class TopReading:
     """The statistics of a node at one moment."""
 
     at_s: float  # when, of a monotonic clock
@@ -49,7 +49,7 @@ class Reading:
     more: Mapping[str, Group]  # other groups by name; one that a node does not have is missing
 
 
-def sample(before: Reading | None, now: Reading) -> dict[str, Any]:
+def sample(before: TopReading | None, now: TopReading) -> dict[str, Any]:
     """Return what `uprmc top` shows; without a reading before, or after a restart, rates are 0."""
     if before is not None and before.general.get("pid") != now.general.get("pid"):
         before = None
@@ -101,7 +101,7 @@ def _number(text: str) -> int:
         return 0
 
 
-def _rate(before: Reading | None, now: Reading) -> Callable[..., float]:
+def _rate(before: TopReading | None, now: TopReading) -> Callable[..., float]:
     """Return what tells how much counters have grown in a second; a reset counts as nothing."""
 
     def rate(*counters: str) -> float:
@@ -112,12 +112,12 @@ def _rate(before: Reading | None, now: Reading) -> Callable[..., float]:
     return rate
 
 
-def _grown(before: Reading, now: Reading, *counters: str) -> int:
+def _grown(before: TopReading, now: TopReading, *counters: str) -> int:
     new, old = (_level({**each.general, **each.more.get("ep", _NOTHING)}) for each in (now, before))
     return sum(new(name) - old(name) for name in counters)
 
 
-def _hit_share(before: Reading | None, now: Reading) -> float | None:
+def _hit_share(before: TopReading | None, now: TopReading) -> float | None:
     """Return which share of the gets in between found a document, ``None`` = there were none."""
     if before is None:
         return None
@@ -298,7 +298,7 @@ class _Reader:
         self._node = node
         self._connection: NodeConnection | None = None
 
-    def read(self) -> Reading:
+    def read(self) -> TopReading:
         """Return a reading; raises `NodeError`."""
         if self._connection is None:
             self._connection = self._node.connected()
@@ -315,18 +315,18 @@ class _Reader:
             self._connection = None
 
 
-def _read(connection: NodeConnection) -> Reading:
+def _read(connection: NodeConnection) -> TopReading:
     general = dict(connection.statistics(""))
     more: dict[str, Group] = {}
     follows = general.get("vb_replica_num", "0") != "0"
     for name in (*_GROUPS, *((_REPLICATION,) if follows else ())):
         with contextlib.suppress(NoSuchGroup):
             more[name] = dict(connection.statistics(name))
-    return Reading(time.monotonic(), general, more)
+    return TopReading(time.monotonic(), general, more)
 
 
 def _watch(
-    reader: _Reader, before: Reading, every_s: float, show: _Show, *, once: bool, keys: bool
+    reader: _Reader, before: TopReading, every_s: float, show: _Show, *, once: bool, keys: bool
 ) -> None:
     """Show samples until the end; while a node is lost, show the last one and why."""
     found = sample(None, before)

@@ -26,7 +26,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from uprmc.client.core import Barrier, UprCore
+from uprmc.client.core import ClientBarrier, UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
 from uprmc.client.follow import OnRollback
 from uprmc.client.forgetting import forget
@@ -143,7 +143,7 @@ class Loop:
         except OSError:
             return
 
-    def barrier(self, text: str | None, timeout_s: float | None) -> Barrier:
+    def barrier(self, text: str | None, timeout_s: float | None) -> ClientBarrier:
         """Wait for a barrier in another thread."""
         if self.is_ours:
             raise MisuseError("a handler cannot wait for a barrier: it is what would have to run")

@@ -40,11 +40,11 @@ from uprmc.client.follow import Follower
 from uprmc.client.handler import SET, Handler
 from uprmc.client.metrics import Metrics, NodeMetrics, VBucketMetrics
 from uprmc.client.node_session import NodeSession
-from uprmc.client.nodes import Node, Nodes
+from uprmc.client.nodes import ClientNode, ClientNodes
 from uprmc.client.options import Options, Start
 from uprmc.client.position import Position, PositionWriter
 from uprmc.client.state import Saved, StateStore
-from uprmc.client.streams import Route, Streams
+from uprmc.client.streams import ClientStreams, Route
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, Status
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
@@ -88,12 +88,14 @@ class UprCore:
     ) -> None:
         options.check()
         self.options = options
-        self.nodes = Nodes(nodes)
+        self.nodes = ClientNodes(nodes)
         self.writer = PositionWriter(state, handler, options.ring_items)
         self.failure: ClientError | None = None
         self._follower = Follower(handler, self.writer, options.on_rollback, options.on_purged)
-        self._barriers = Barriers()
-        self.streams = Streams(self.nodes, self.writer, self._follower, self._barriers, options)
+        self._barriers = ClientBarriers()
+        self.streams = ClientStreams(
+            self.nodes, self.writer, self._follower, self._barriers, options
+        )
         self._handler = handler
         self._take_batch: Callable[[Batch], Any] | None = None
         if callable(getattr(type(handler), "changes", None)):  # objects may keep a list there
@@ -195,7 +197,7 @@ class UprCore:
         """Raise why nothing will come of it, if the program's patience is over.
 
         Raises:
-            ClientError: no node was ever reached; or see `Streams.hopeless`.
+            ClientError: no node was ever reached; or see `ClientStreams.hopeless`.
         """
         if patience_s is None:
             return
@@ -406,7 +408,7 @@ class UprCore:
     # are dealt with in order. If it then turns out that a vBucket has come or moved meanwhile, it
     # begins again. A connection or a stream that ends breaks it: ask again.
 
-    def barrier(self, text: str | None = None) -> Barrier:
+    def barrier(self, text: str | None = None) -> ClientBarrier:
         """Return a barrier; it is done when all that was acknowledged before is handed over.
 
         Raises:
@@ -414,7 +416,7 @@ class UprCore:
         """
         return self._barriers.add(text, self.streams.now)
 
-    def forget_barrier(self, barrier: Barrier) -> None:
+    def forget_barrier(self, barrier: ClientBarrier) -> None:
         """Drop a barrier for which nothing waits any more."""
         self._barriers.drop(barrier)
 
@@ -432,12 +434,12 @@ class UprCore:
             for barrier in barriers if session in streaming else ():
                 yield from session.advance(self._add_cookie(barrier, session))
 
-    def _poll_for(self, barriers: list[Barrier], session: NodeSession) -> Task:
+    def _poll_for(self, barriers: list[ClientBarrier], session: NodeSession) -> Task:
         yield from self.streams.poll(session)
         for barrier in barriers:
             self._returned(barrier.cookie, session.place, "seqnos")
 
-    def _add_cookie(self, barrier: Barrier, session: NodeSession) -> Task:
+    def _add_cookie(self, barrier: ClientBarrier, session: NodeSession) -> Task:
         (answer,) = yield Ask([RequestFrame(Opcode.BARRIER_ADD, key=barrier.cookie)])
         if answer.status == Status.KEY_NOT_FOUND:  # no stream is open there
             self._returned(barrier.cookie, session.place, "cookie")
@@ -509,7 +511,7 @@ class UprCore:
         )
 
 
-def _node_metrics(node: Node) -> NodeMetrics:
+def _node_metrics(node: ClientNode) -> NodeMetrics:
     session = node.session
     return NodeMetrics(
         session is not None and session.open,
@@ -527,7 +529,7 @@ BARRIERS_MAX = 1000
 
 
 @dataclass(slots=True, eq=False)
-class Barrier:
+class ClientBarrier:
     """One question, see `UprCore.barrier`."""
 
     cookie: bytes  # its name
@@ -539,18 +541,18 @@ class Barrier:
     opened: int = 0  # how many streams had been opened when the nodes were asked
 
 
-class Barriers:
+class ClientBarriers:
     """The barriers that wait."""
 
     def __init__(self) -> None:
-        self._waiting: dict[bytes, Barrier] = {}
+        self._waiting: dict[bytes, ClientBarrier] = {}
         self._last = 0
         self._closed: ClientError | None = None
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def add(self, text: str | None, now: float) -> Barrier:
+    def add(self, text: str | None, now: float) -> ClientBarrier:
         """Return a new barrier, which is broken already if `close` was called.
 
         Raises:
@@ -564,16 +566,16 @@ class Barriers:
             raise MisuseError(f"a barrier {text!r} waits already")
         if len(self._waiting) >= BARRIERS_MAX:
             raise MisuseError(f"{BARRIERS_MAX} barriers wait already")
-        barrier = self._waiting[cookie] = Barrier(cookie, now)
+        barrier = self._waiting[cookie] = ClientBarrier(cookie, now)
         if self._closed is not None:
             self.fail(barrier, self._closed)
         return barrier
 
-    def named(self, cookie: bytes) -> Barrier | None:
+    def named(self, cookie: bytes) -> ClientBarrier | None:
         """Return the barrier of this name, ``None`` if none waits."""
         return self._waiting.get(cookie)
 
-    def unsent(self) -> list[Barrier]:
+    def unsent(self) -> list[ClientBarrier]:
         """Return those that no node was asked for, or all have to be again."""
         return [barrier for barrier in self._waiting.values() if not barrier.sent]
 
@@ -583,12 +585,12 @@ class Barriers:
             if any(place == owes for owes, _ in barrier.waiting):
                 self.fail(barrier, error)
 
-    def fail(self, barrier: Barrier, error: ClientError) -> None:
+    def fail(self, barrier: ClientBarrier, error: ClientError) -> None:
         """It will not be reached."""
         barrier.done, barrier.error = True, error
         self.drop(barrier)
 
-    def drop(self, barrier: Barrier) -> None:
+    def drop(self, barrier: ClientBarrier) -> None:
         """Nothing waits for it any more."""
         self._waiting.pop(barrier.cookie, None)
 

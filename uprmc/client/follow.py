@@ -27,7 +27,7 @@ from uprmc.client.ask import PIPELINE_MAX, Ask, Task
 from uprmc.client.errors import DeletionsPurged, ProducerError, RollbackRefused
 from uprmc.client.handler import Document, Handler
 from uprmc.client.node_session import NodeSession
-from uprmc.client.position import Place, PositionWriter
+from uprmc.client.position import PositionWriter, VBucketPlace
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState
 from uprmc.protocol import control
@@ -38,7 +38,7 @@ from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
 from uprmc.remote.registering import Purged
 from uprmc.remote.stream import StreamState
-from uprmc.remote.undo import Refused, question, undo, version
+from uprmc.remote.undo import UndoRefused, question, undo, version
 
 #: What to do about a rollback: raise, go back to the last common point, or to the beginning.
 RollbackWord = Literal["fail", "rewind", "restart"]
@@ -93,7 +93,7 @@ class Follower:
     def follow(
         self,
         session: NodeSession,
-        place: Place,
+        place: VBucketPlace,
         flags: int,
         opening: Callable[[StreamState], None],
     ) -> Task:
@@ -149,7 +149,7 @@ class Follower:
 
     # --- before the first stream ----------------------------------------------------------------
 
-    def _begin_now(self, session: NodeSession, place: Place) -> Task:
+    def _begin_now(self, session: NodeSession, place: VBucketPlace) -> Task:
         """Take the node's present as the place, or a seqno of its newest history.
 
         This happens once: what comes while there is no stream is new, too.
@@ -161,7 +161,7 @@ class Follower:
         seqno = seqnos[place.vbucket] if place.begin_at is None else place.begin_at
         place.stand_at(seqno, log)
 
-    def _return_native(self, place: Place) -> Task:
+    def _return_native(self, place: VBucketPlace) -> Task:
         """After a crash the handler may hold more than is saved."""
         if place.kept and not (
             yield from awaited(self._handler.rollback(place.vbucket, place.seqno))
@@ -171,7 +171,9 @@ class Follower:
 
     # --- going back -----------------------------------------------------------------------------
 
-    def _told_to_go_back(self, session: NodeSession, place: Place, answer: ResponseFrame) -> Task:
+    def _told_to_go_back(
+        self, session: NodeSession, place: VBucketPlace, answer: ResponseFrame
+    ) -> Task:
         try:
             (seqno,) = ROLLBACK_VALUE.unpack(answer.value)
         except struct.error:
@@ -191,7 +193,7 @@ class Follower:
             seqno = place.agreed((yield from self._log(session, place))) or 0
         yield from self._return_to(session, place, seqno, words)
 
-    def _outpaced(self, place: Place, purged: Purged) -> Task:
+    def _outpaced(self, place: VBucketPlace, purged: Purged) -> Task:
         """Begin at zero, if the program wants to: deletions that it needs are gone."""
         wish = self._on_purged
         if callable(wish):
@@ -203,7 +205,9 @@ class Follower:
         self.rollbacks[place.vbucket] = self.rollbacks.get(place.vbucket, 0) + 1
         yield from self._start_over(place)
 
-    def _return_to(self, session: NodeSession, place: Place, shared: int, words: str) -> Task:
+    def _return_to(
+        self, session: NodeSession, place: VBucketPlace, shared: int, words: str
+    ) -> Task:
         vbucket, native = place.vbucket, self._handler.native_rollback
         boundaries = self._writer.boundaries(vbucket)
         if native and self._handler.returns_anywhere:
@@ -227,7 +231,7 @@ class Follower:
             log, put_back = yield from self._undo(session, place, target)
             self._writer.went_back(place, target, log, put_back)
 
-    def _settle(self, session: NodeSession, place: Place) -> Task:
+    def _settle(self, session: NodeSession, place: VBucketPlace) -> Task:
         """Go back if a crash or an undo has left something of another history above the place.
 
         A program that was killed while it went back begins so again, with its first step.
@@ -238,7 +242,7 @@ class Follower:
             yield from self._return_to(session, place, until, words)
         # else all of it is shared; or the place itself is not, then the node will say so
 
-    def _undo(self, session: NodeSession, place: Place, above: int) -> Task:
+    def _undo(self, session: NodeSession, place: VBucketPlace, above: int) -> Task:
         """Put the node's documents in place of all keys above a seqno.
 
         Returns the log of the history they are of, and the keys with the seqnos of those documents:
@@ -270,7 +274,7 @@ class Follower:
         yield from self._make_durable()
         return undone.log, newer
 
-    def _start_over(self, place: Place) -> Task:
+    def _start_over(self, place: VBucketPlace) -> Task:
         vbucket = place.vbucket
         self._writer.going_back(place, 0)
         yield from awaited(self._handler.rollback(vbucket, 0))
@@ -283,7 +287,7 @@ class Follower:
         if durable is not None:
             yield from awaited(durable())
 
-    def _rewinds(self, place: Place, target: int, words: str) -> bool:
+    def _rewinds(self, place: VBucketPlace, target: int, words: str) -> bool:
         """Return whether to go back to `target`, or else to the beginning."""
         wish = self._on_rollback
         if callable(wish):
@@ -294,13 +298,13 @@ class Follower:
 
     # --- asking and telling ---------------------------------------------------------------------
 
-    def _log(self, session: NodeSession, place: Place) -> Task:
+    def _log(self, session: NodeSession, place: VBucketPlace) -> Task:
         (answer,) = yield Ask([RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=place.vbucket)])
         if answer.status:
             raise NotNow(f"vBucket {place.vbucket} at {session.place}: {answer.reason}")
         return session.decoder.log(answer, place.vbucket)
 
-    def _tell_branch(self, place: Place) -> Task:
+    def _tell_branch(self, place: VBucketPlace) -> Task:
         lost = place.lost or (0, 0)
         if place.lost or place.log[0].uuid != place.followed:
             known, place.followed = place.followed, place.log[0].uuid
@@ -308,7 +312,7 @@ class Follower:
             if known:
                 yield from awaited(self._handler.branch(place.vbucket, place.followed, *lost))
 
-    def _nonsense(self, session: NodeSession, place: Place, what: str) -> ProducerError:
+    def _nonsense(self, session: NodeSession, place: VBucketPlace, what: str) -> ProducerError:
         return ProducerError(
             f"the node at {session.place} sent nonsense: vBucket {place.vbucket}: {what}. Nothing "
             "was undone; what is saved is intact. Look at the node's version and log, then start "
@@ -332,7 +336,7 @@ def awaited(result: Any) -> Task:
 # See `docs/protocol.md`.
 
 
-class Version(NamedTuple):
+class KnownVersion(NamedTuple):
     """One key's newest version: its seqno, and the document.
 
     Of a key that never was the seqno is that of the newest deletion which the node has dropped, for
@@ -344,7 +348,7 @@ class Version(NamedTuple):
 
 
 def fetch(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
-    """Return the newest `Version` of each key, in order.
+    """Return the newest `KnownVersion` of each key, in order.
 
     Raises:
         NotNow: see there.
@@ -367,17 +371,17 @@ def _by_version(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Ta
         return None
     try:
         return [_version(key, answer) for key, answer in zip(keys, answers, strict=True)]
-    except Refused as refusal:
+    except UndoRefused as refusal:
         raise _refused(refusal.answer) from None
 
 
-def _version(key: bytes, answer: ResponseFrame) -> Version:
+def _version(key: bytes, answer: ResponseFrame) -> KnownVersion:
     found = version(key, answer)
     item = found.item
     if item is None or item.value is None:
-        return Version(found.seqno, None)
+        return KnownVersion(found.seqno, None)
     document = Document(key, item.value, item.rev, item.cas, item.flags, item.expiry, item.datatype)
-    return Version(found.seqno, document)
+    return KnownVersion(found.seqno, document)
 
 
 def _by_meta(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
@@ -386,7 +390,7 @@ def _by_meta(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
         missing = [key for key in keys if key not in found]
         if not missing:
             high_seqno = yield from _high_seqno(session, vbucket)
-            return [Version(high_seqno, found[key]) for key in keys]
+            return [KnownVersion(high_seqno, found[key]) for key in keys]
         answers = yield Ask(
             [
                 _question(opcode, vbucket, key)

@@ -200,7 +200,7 @@ class Ahead:
         return found
 
 
-class ReadAhead:
+class NodeReadAhead:
     """Answers keep-alives ahead of their turn, each once."""
 
     def __init__(self) -> None:
@@ -467,7 +467,7 @@ class NodeSession:
         self._starts: list[StreamStart] = []
         self.registered = None if instance is None else Registering(instance)
         self._named: dict[int, tuple[int, int]] = {}
-        self._ahead = ReadAhead()
+        self._ahead = NodeReadAhead()
         self.bursts = Bursts()
 
     # --- bytes ----------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from uprmc import places
 from uprmc.client.errors import ClientError, MisuseError, NodeUnreachable
 from uprmc.client.node_session import NodeSession
-from uprmc.client.position import Place
+from uprmc.client.position import VBucketPlace
 from uprmc.remote.directory import NODES_MAX, Choice, Claim, chosen
 from uprmc.remote.retry import Backoff
 
@@ -31,7 +31,7 @@ _GOOD_S = 10.0
 _TELL_S = 5.0
 
 
-class Node:
+class ClientNode:
     """One node.
 
     Attributes:
@@ -109,13 +109,13 @@ class Node:
         return self.failed or (self.session is not None and bool(self.session.facts.polls))
 
 
-class Nodes:
+class ClientNodes:
     """See the module docstring."""
 
     def __init__(self, places: Iterable[str]) -> None:
-        self._nodes = {place: Node(place) for place in check_places(places)}
+        self._nodes = {place: ClientNode(place) for place in check_places(places)}
 
-    def all(self) -> list[Node]:
+    def all(self) -> list[ClientNode]:
         """Return the nodes."""
         return list(self._nodes.values())
 
@@ -124,7 +124,7 @@ class Nodes:
         found = [node.session for node in self._nodes.values()]
         return [session for session in found if session is not None and session.open]
 
-    def named(self, place: str) -> Node:
+    def named(self, place: str) -> ClientNode:
         """Return a node by its place."""
         return self._nodes[place]
 
@@ -133,7 +133,7 @@ class Nodes:
         for place in places:
             if place not in self._nodes and len(self._nodes) < NODES_MAX:
                 try:
-                    self._nodes[place] = Node(check_place(place), learnt=True)
+                    self._nodes[place] = ClientNode(check_place(place), learnt=True)
                 except MisuseError:
                     continue
 
@@ -205,7 +205,7 @@ class Nodes:
                     twice.add(vbucket)
         return twice
 
-    def choice(self, place: Place) -> Choice:
+    def choice(self, place: VBucketPlace) -> Choice:
         """Return which node to stream a vBucket from; it means something once `all_asked`."""
         vbucket, known, claims = place.vbucket, place.term, []
         for session in self.sessions():

@@ -1,7 +1,7 @@
 """Where a consumer stands in one vBucket, and where it goes back to: pure rules, no wire, no disk.
 
-A `Place` holds what is saved (`state.Saved`) and what is only known while the process lives. Four
-seqnos matter, in this order: `ring_from` <= `whole` <= `seqno` <= `applied`.
+A `VBucketPlace` holds what is saved (`state.Saved`) and what is only known while the process lives.
+Four seqnos matter, in this order: `ring_from` <= `whole` <= `seqno` <= `applied`.
 
 - `ring_from`: every key that came after it is in the ring;
 - `whole`: the end of the last snapshot that was handed over completely;
@@ -26,7 +26,7 @@ from uprmc.client.handler import Handler
 from uprmc.client.state import BOUNDARY, MemoryState, RingChunk, RingColumns, Saved, StateStore
 from uprmc.model import SEQNO_MAX, FailoverEntry, FailoverLog, SnapshotRange
 from uprmc.remote.batch import Batch
-from uprmc.rollback import Held, history_of, rollback_point, shared_until
+from uprmc.rollback import VBucketHoldings, history_of, rollback_point, shared_until
 
 #: A node reads so many known versions of a stream request.
 VERSIONS_MAX = 25
@@ -52,7 +52,7 @@ class Asked(NamedTuple):
     term: int = 0
 
 
-class Place:
+class VBucketPlace:
     """See the module docstring.
 
     Attributes:
@@ -89,7 +89,7 @@ class Place:
         self._entries = 0
 
     @classmethod
-    def of(cls, vbucket: int, saved: Saved, ring_end: int, ring_entries: int) -> Place:
+    def of(cls, vbucket: int, saved: Saved, ring_end: int, ring_entries: int) -> VBucketPlace:
         """Return what a state tells: its row, the ring's last seqno, how many keys at least."""
         place = cls(vbucket)
         place.log = saved.log
@@ -177,8 +177,8 @@ class Place:
         if not seqno:
             return None
         uuid = known[0].uuid if known else 0
-        position = rollback.Position(seqno, snapshot, uuid, known)
-        return rollback_point(position, Held(tuple(log), SEQNO_MAX, 0))
+        position = rollback.ConsumerPosition(seqno, snapshot, uuid, known)
+        return rollback_point(position, VBucketHoldings(tuple(log), SEQNO_MAX, 0))
 
     def holds_until(self, log: Sequence[FailoverEntry]) -> int:
         """Return up to which seqno what the handler may have seen belongs to a node's history."""
@@ -320,7 +320,7 @@ class PositionWriter:
 
     def __init__(self, state: StateStore, handler: Handler, ring_items: int) -> None:
         self.state = state
-        self.places: dict[int, Place] = {}
+        self.places: dict[int, VBucketPlace] = {}
         self._ring_items = ring_items
         self._native = handler.native_rollback
         self._durable: Callable[[], Any] | None = getattr(handler, "durable", None)
@@ -331,20 +331,20 @@ class PositionWriter:
         self.writes_after = (self.shared and self._durable_later is None) or (
             type(state) is MemoryState and not self._inside and not self._native
         )
-        self._dirty: dict[int, Place] = {}
+        self._dirty: dict[int, VBucketPlace] = {}
         self._boundaries: dict[int, list[int]] = {}
 
-    def load(self) -> dict[int, Place]:
+    def load(self) -> dict[int, VBucketPlace]:
         """Return the places that the state has."""
         found = {}
         for vbucket, saved in self.state.load().items():
             ahead = self.state.ring_after(vbucket, saved.seqno)
             # Each end of a snapshot is an entry, too, and there are no more of them than keys.
             keys = (self.state.ring_size(vbucket) + 1) // 2
-            found[vbucket] = Place.of(vbucket, saved, ahead[-1][0] if ahead else 0, keys)
+            found[vbucket] = VBucketPlace.of(vbucket, saved, ahead[-1][0] if ahead else 0, keys)
         return found
 
-    def watermark(self, place: Place) -> Position:
+    def watermark(self, place: VBucketPlace) -> Position:
         """Return the last complete snapshot of a place that is durable: nodes are sent it."""
         if self._durable_later is not None:
             place.durable = self._durable_later(place.vbucket)
@@ -404,18 +404,18 @@ class PositionWriter:
             ring.keys += batch.keys
             ring.add_boundaries([*whole], [*whole.values()])
 
-    def reached(self, place: Place) -> None:
+    def reached(self, place: VBucketPlace) -> None:
         """The place has moved."""
         if self._inside:
             self._dirty[place.vbucket] = place
 
-    def complete(self, place: Place) -> None:
+    def complete(self, place: VBucketPlace) -> None:
         """A snapshot was handed over completely."""
         if self._native:
             self._boundaries.setdefault(place.vbucket, []).append(place.whole)
         self._dirty[place.vbucket] = place
 
-    def adopted(self, place: Place) -> None:
+    def adopted(self, place: VBucketPlace) -> None:
         """The place has another failover log. One that nothing came for need not be kept."""
         if place.kept or place.seqno:
             self._dirty[place.vbucket] = place
@@ -448,7 +448,7 @@ class PositionWriter:
         kept = [seqno for seqno, key in self.state.ring_after(vbucket, 0) if key == BOUNDARY]
         return kept + self._boundaries.get(vbucket, [])
 
-    def going_back(self, place: Place, seqno: int) -> None:
+    def going_back(self, place: VBucketPlace, seqno: int) -> None:
         """Write that a place is at `seqno`, before the handler undoes anything.
 
         The ring stays. Should we die half-way, perhaps a node comes next that has the history which
@@ -468,7 +468,11 @@ class PositionWriter:
             self.state.commit({place.vbucket: place.durable}, [], {}, {})
 
     def went_back(
-        self, place: Place, seqno: int, log: FailoverLog, put_back: Sequence[tuple[int, bytes]] = ()
+        self,
+        place: VBucketPlace,
+        seqno: int,
+        log: FailoverLog,
+        put_back: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         """Write that a place is at `seqno` now, and forget the ring above it (row D48).
 
@@ -483,7 +487,7 @@ class PositionWriter:
         place.went_back(seqno, log, max(entries[-1][0], seqno) if entries else 0)
         self._write(place, entries, seqno)
 
-    def _write(self, place: Place, entries: list[tuple[int, bytes]], cut: int) -> None:
+    def _write(self, place: VBucketPlace, entries: list[tuple[int, bytes]], cut: int) -> None:
         vbucket = place.vbucket
         chunks = [RingChunk(vbucket, entries)] if entries else []
         if entries:
@@ -493,7 +497,7 @@ class PositionWriter:
         place.kept, place.durable = True, saved[vbucket]
         self._dirty.pop(vbucket, None)
 
-    def start_over(self, place: Place) -> None:
+    def start_over(self, place: VBucketPlace) -> None:
         """Forget a vBucket of which the handler holds nothing any more."""
         self.state.forget([place.vbucket])
         self._dirty.pop(place.vbucket, None)

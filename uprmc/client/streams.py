@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, cast
 from uprmc.client.ask import Ask, Task
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, not_active
 from uprmc.client.follow import Follower, NotNow
-from uprmc.client.nodes import DELAY_MAX_S, DELAY_MIN_S, Nodes
+from uprmc.client.nodes import DELAY_MAX_S, DELAY_MIN_S, ClientNodes
 from uprmc.client.options import Options
-from uprmc.client.position import Place, Position, PositionWriter
+from uprmc.client.position import Position, PositionWriter, VBucketPlace
 from uprmc.client.state import Saved
 from uprmc.model import FailoverEntry, FailoverLog, SnapshotRange
 from uprmc.protocol.opcodes import StreamFlag
@@ -28,7 +28,7 @@ from uprmc.remote.retry import Backoff
 from uprmc.remote.stream import StreamState
 
 if TYPE_CHECKING:
-    from uprmc.client.core import Barriers
+    from uprmc.client.core import ClientBarriers
     from uprmc.client.node_session import NodeSession
 
 #: While a vBucket is nowhere, nodes are asked this often.
@@ -44,7 +44,7 @@ _LOG = logging.getLogger("uprmc.client")
 class Route:
     """Where the changes of one vBucket come from."""
 
-    place: Place  # where we stand
+    place: VBucketPlace  # where we stand
     level_at: float  # when we were last level with the node
     off_at: float  # since when there has been no stream, if there is none
     session: NodeSession | None = None  # the node that is asked, or streams
@@ -69,7 +69,7 @@ class Route:
         self.stream = stream
 
 
-class Streams:
+class ClientStreams:
     """The routes of one consumer, and what brings their streams about.
 
     Raises:
@@ -78,10 +78,10 @@ class Streams:
 
     def __init__(
         self,
-        nodes: Nodes,
+        nodes: ClientNodes,
         writer: PositionWriter,
         follower: Follower,
-        barriers: Barriers,
+        barriers: ClientBarriers,
         options: Options,
     ) -> None:
         self.routes: dict[int, Route] = {}
@@ -117,7 +117,7 @@ class Streams:
                 self._writer.start_over(place)
                 place = None
         if place is None:
-            place = Place(vbucket)
+            place = VBucketPlace(vbucket)
             if isinstance(start, Mapping) and vbucket in start:
                 place.stand_at(*_standing(start[vbucket]))
             place.at_now = start == "now" or isinstance(start, int)
@@ -429,7 +429,7 @@ class Streams:
     def _why_absent(self, vbucket: int) -> str | None:
         """Return why a vBucket is not streamed, ``""`` = it is nowhere; ``None`` = it soon is."""
         route = self.routes.get(vbucket)
-        place = route.place if route is not None else Place(vbucket)
+        place = route.place if route is not None else VBucketPlace(vbucket)
         choice = self._nodes.choice(place)
         if route is not None and route.refusal:
             return route.refusal

@@ -1,8 +1,8 @@
 """Where the stand-alone TAP adapter keeps positions of registered clients: a file, or memory.
 
 `TapState` is the file: a SQLite database of its own, one row for each client, synchronised at each
-commit. `FileKeeper` is the `upstream.Keeper` over it: commits run in a worker thread, one at a
-time, and what comes meanwhile goes into the next one together; of one client only the newest.
+commit. `FileKeeper` is the `upstream.PositionKeeper` over it: commits run in a worker thread, one
+at a time, and what comes meanwhile goes into the next one together; of one client only the newest.
 
 Note: a torn row makes the whole file unusable. If it only lost the position, the client would begin
 again, and the damaged disk would stay unnoticed.
@@ -123,7 +123,7 @@ def _crc(name: bytes, document: bytes) -> int:
 
 
 class FileKeeper:
-    """See the module docstring. Implements `upstream.Keeper`.
+    """See the module docstring. Implements `upstream.PositionKeeper`.
 
     Attributes:
         failures: commits that failed.
@@ -152,11 +152,11 @@ class FileKeeper:
         self._idle: list[Callable[[], None]] = []
 
     def load(self) -> dict[bytes, bytes]:
-        """See `upstream.Keeper`; raises `StateRefused`."""
+        """See `upstream.PositionKeeper`; raises `StateRefused`."""
         return self._state.load()
 
     def save(self, name: bytes, document: bytes | None, done: Done) -> None:
-        """See `upstream.Keeper`; a newer document of the same client does for an older one, too."""
+        """See `upstream.PositionKeeper`; a newer document does for an older one."""
         self._documents[name] = document
         self._dones.append(done)
         self._commit()
@@ -195,17 +195,17 @@ class FileKeeper:
 
 
 class MemoryKeeper:
-    """A `upstream.Keeper` whose documents end with the process."""
+    """A `upstream.PositionKeeper` whose documents end with the process."""
 
     def __init__(self) -> None:
         self._documents: dict[bytes, bytes] = {}
 
     def load(self) -> dict[bytes, bytes]:
-        """See `upstream.Keeper`."""
+        """See `upstream.PositionKeeper`."""
         return dict(self._documents)
 
     def save(self, name: bytes, document: bytes | None, done: Done) -> None:
-        """See `upstream.Keeper`: nothing outlives the process, so nothing has to be waited for."""
+        """See `upstream.PositionKeeper`: nothing outlives the process: nothing is waited for."""
         if document is None:
             self._documents.pop(name, None)
         else:

@@ -42,7 +42,7 @@ from uprmc.remote import features, undo
 from uprmc.remote.batch import Batch, Received
 from uprmc.remote.conversation import KEEP_ALIVES, Questions, keep_alive_answer
 from uprmc.remote.stream import StreamFault, StreamState
-from uprmc.tap_adapter.upstream import Standing
+from uprmc.tap_adapter.upstream import UpstreamVBucket
 
 # --- tap frames -----------------------------------------------------------------------------------
 # Bytes of a producer to whole frames that are passed on as they came, checked on the way.
@@ -320,7 +320,7 @@ _VBUCKET_MAX = 0xFFFF
 _UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.INVALID_ARGUMENTS, Status.NOT_SUPPORTED})
 
 
-class Statistics(NamedTuple):
+class UpstreamStatistics(NamedTuple):
     """A task yields this to be given the rows of a group, or ``None`` if it is refused."""
 
     group: str
@@ -351,7 +351,7 @@ def handshake(session: NodeSession, name: bytes, buffer_bytes: int, *, values: b
 
 
 def survey(session: NodeSession, numbers: Sequence[int] | None) -> Task:
-    """Return the `Standing` of each of the vBuckets that are there, by number; ``None`` = all.
+    """Return the `UpstreamVBucket` of each vBucket that is there, by number; ``None`` = all.
 
     Raises:
         ProducerError: no such question is answered, or the answer makes no sense.
@@ -366,7 +366,7 @@ def survey(session: NodeSession, numbers: Sequence[int] | None) -> Task:
         )
     wanted = sorted(places if numbers is None else places.keys() & set(numbers))
     logs = yield Ask([RequestFrame(Opcode.UPR_GET_FAILOVER_LOG, vbucket=n) for n in wanted])
-    found: dict[int, Standing] = {}
+    found: dict[int, UpstreamVBucket] = {}
     for number, answer in zip(wanted, logs, strict=True):
         if answer.status == Status.NOT_MY_VBUCKET:
             continue  # it has gone meanwhile
@@ -376,7 +376,9 @@ def survey(session: NodeSession, numbers: Sequence[int] | None) -> Task:
                 f"{number}: {answer.reason}"
             )
         state, high_seqno = places[number]
-        found[number] = Standing(state, high_seqno, session.decoder.log(answer, number)[0].uuid)
+        found[number] = UpstreamVBucket(
+            state, high_seqno, session.decoder.log(answer, number)[0].uuid
+        )
     return found
 
 
@@ -405,8 +407,8 @@ def _seqnos(answer: ResponseFrame) -> list[tuple[int, int]]:
 
 
 def _by_statistics() -> Task:
-    states = yield Statistics("vbucket")
-    seqnos = yield Statistics("vbucket-seqno")
+    states = yield UpstreamStatistics("vbucket")
+    seqnos = yield UpstreamStatistics("vbucket-seqno")
     if states is None or seqnos is None:
         return None
     highs = _high_seqnos(seqnos)
@@ -446,7 +448,7 @@ def fetch(session: NodeSession, number: int, keys: Sequence[bytes]) -> Task:
     for key, answer in zip(keys, answers, strict=True):
         try:
             version = undo.version(key, answer)
-        except undo.Refused:
+        except undo.UndoRefused:
             return None
         except RemoteProtocolError as error:
             words = f"the upstream at {session.place} sent a torn document: {error}"
@@ -682,7 +684,7 @@ class RemoteUpstream:
         except ClientError as error:
             self._fail(str(error))
             return
-        if isinstance(asked, Statistics):
+        if isinstance(asked, UpstreamStatistics):
             opaque = self._session.decoder.questions.new_opaque()
             self._rows.expect(Opcode.STAT, ({}, task), opaque)
             frame = RequestFrame(Opcode.STAT, key=asked.group.encode(), opaque=opaque)
@@ -714,7 +716,7 @@ class RemoteUpstream:
         return False
 
     def survey(
-        self, numbers: Sequence[int] | None, done: Callable[[dict[int, Standing]], None]
+        self, numbers: Sequence[int] | None, done: Callable[[dict[int, UpstreamVBucket]], None]
     ) -> None:
         """See `upstream.Upstream`."""
 

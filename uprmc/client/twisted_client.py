@@ -54,7 +54,7 @@ from twisted.python.failure import Failure
 from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.client.ask import Task
-from uprmc.client.core import Barrier, UprCore
+from uprmc.client.core import ClientBarrier, UprCore
 from uprmc.client.errors import (
     ClientError,
     MisuseError,
@@ -85,9 +85,9 @@ __all__ = ["TwistedUprClient", "over_tcp", "over_tls"]
 # --- twisted link ---------------------------------------------------------------------------------
 # Connections of the Twisted client: endpoints, TLS, bytes to and fro, and reading no further.
 #
-# A `Link` is one connection to one node, from the attempt to connect until nothing of it is left in
-# the reactor. It keeps what it hears until its owner takes it. Failures are named: unreachable,
-# TLS, lost.
+# A `TwistedLink` is one connection to one node, from the attempt to connect until nothing of it is
+# left in the reactor. It keeps what it hears until its owner takes it. Failures are named:
+# unreachable, TLS, lost.
 
 
 #: Makes what connects to a node: of reactor, host, port.
@@ -154,12 +154,12 @@ class LinkOwner(Interface):
     def hear(self) -> None:
         """A link is ready, has heard something, or has ended."""
 
-    def left(self, link: Link) -> None:
+    def left(self, link: TwistedLink) -> None:
         """Nothing of a link is left in the reactor."""
 
 
 @implementer(IHandshakeListener)
-class Link(Protocol):
+class TwistedLink(Protocol):
     """One connection to one node, from the attempt to its end.
 
     Attributes:
@@ -308,7 +308,7 @@ def _why(reason: Failure) -> str:
 # --- twisted loop ---------------------------------------------------------------------------------
 # One run of the Twisted client: the coroutine that calls the rules, and its connections.
 #
-# `Loop.run` is the only one who calls the rules; links put what they hear where it looks. So
+# `TwistedLoop.run` is the only one who calls the rules; links put what they hear where it looks. So
 # nothing of the rules runs within anything else of them, whatever the reactor does meanwhile.
 #
 # A batch is what the reactor has read until nothing more was there, or until a link is full.
@@ -321,7 +321,7 @@ _LOOKS = 4
 _TURN_S = 0.1
 
 
-class Loop:
+class TwistedLoop:
     """One `run`: its connections, and the coroutine that calls the rules.
 
     Attributes:
@@ -348,13 +348,13 @@ class Loop:
         self._endpoint = endpoint
         self._connect_timeout_s = connect_timeout_s
         self._patience_s = patience_s
-        self._links: list[Link] = []
-        self._leaving: set[Link] = set()
+        self._links: list[TwistedLink] = []
+        self._leaving: set[TwistedLink] = set()
         self._stopping = False
         self._period_s = core.options.noop_interval_s / _LOOKS
         self._looking: Any = None
         self._waiting: Deferred[None] | None = None
-        self._barriers: list[tuple[Barrier, Deferred[None]]] = []
+        self._barriers: list[tuple[ClientBarrier, Deferred[None]]] = []
         self._stopped: list[Deferred[None]] = []
 
     def cancelled(self, _: object) -> None:
@@ -485,7 +485,7 @@ class Loop:
             await self._serve(link)
         self._tell_barriers()
 
-    async def _serve(self, link: Link) -> None:
+    async def _serve(self, link: TwistedLink) -> None:
         """Deal with what has come from a connection."""
         try:
             if link.ready and link.session is None:
@@ -510,7 +510,7 @@ class Loop:
             except ClientError as error:
                 self._ended(link, error)
 
-    def _send(self, link: Link) -> None:
+    def _send(self, link: TwistedLink) -> None:
         data = link.session.data_to_send() if link.session is not None else b""
         if data:
             cast(Any, link.transport).write(data)
@@ -519,11 +519,11 @@ class Loop:
         for place in self.core.due(now):
             where = parsed(place)
             endpoint = self._endpoint(self._reactor, where.path or where.host, where.port)
-            link = Link(self, place, now + self._connect_timeout_s)
+            link = TwistedLink(self, place, now + self._connect_timeout_s)
             self._links.append(link)
             link.dial(endpoint)
 
-    def _ended(self, link: Link, error: ClientError) -> None:
+    def _ended(self, link: TwistedLink, error: ClientError) -> None:
         self._hang_up(link)
         self.core.ended(link.place, link.session, error, time.monotonic())
 
@@ -591,13 +591,13 @@ class Loop:
         self.ended = True
         self._give_back()
 
-    def _hang_up(self, link: Link) -> None:
+    def _hang_up(self, link: TwistedLink) -> None:
         self._links.remove(link)
         if not link.gone:
             self._leaving.add(link)
             link.hang_up()
 
-    def left(self, link: Link) -> None:
+    def left(self, link: TwistedLink) -> None:
         """Nothing of a connection is left in the reactor."""
         self._leaving.discard(link)
         self.hear()
@@ -638,7 +638,7 @@ class TwistedUprClient:
         )
         self._handler = handler
         self._connections = (reactor, endpoint, connect_timeout_s, patience_s)
-        self._loop: Loop | None = None
+        self._loop: TwistedLoop | None = None
 
     # --- running --------------------------------------------------------------------------------
 
@@ -659,7 +659,7 @@ class TwistedUprClient:
             return fail(error)
         return self._go_on(loop, until if callable(until) else None, timeout_s)
 
-    def _begin(self, until: Until) -> Loop:
+    def _begin(self, until: Until) -> TwistedLoop:
         options = replace(self._options, until_now=ends_level(until))
         if self._running is not None:
             raise MisuseError("the client runs already")
@@ -669,15 +669,15 @@ class TwistedUprClient:
         except BaseException:
             give_back()
             raise
-        self._loop = Loop(core, give_back, *self._connections)
+        self._loop = TwistedLoop(core, give_back, *self._connections)
         return self._loop
 
     @property
-    def _running(self) -> Loop | None:
+    def _running(self) -> TwistedLoop | None:
         return None if self._loop is None or self._loop.ended else self._loop
 
     def _go_on(
-        self, loop: Loop, reached: Callable[[], bool] | None, timeout_s: float | None
+        self, loop: TwistedLoop, reached: Callable[[], bool] | None, timeout_s: float | None
     ) -> Deferred[None]:
         result: Deferred[None] = Deferred(loop.cancelled)
         Deferred.fromCoroutine(loop.run(reached, timeout_s)).chainDeferred(result)

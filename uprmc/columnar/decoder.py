@@ -339,7 +339,7 @@ class Block(NamedTuple):
         return Block(self.batch.filter(pa.array(mask)), self.vbuckets[mask], states, self.ended)
 
 
-class Decoder:
+class ColumnDecoder:
     """Decodes the bytes of one connection's streams.
 
     Bytes are received into `room`, then `received` is called.

@@ -22,7 +22,7 @@ from uprmc.columnar.errors import (
     Refused,
     SparkError,
 )
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Attempts, Busy, patiently
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
@@ -38,7 +38,7 @@ _RENEWALS = 3
 
 
 @dataclass(frozen=True)
-class Held:
+class LeaseContents:
     """What a lease holds of one vBucket: everything of the history `uuid` up to `high_seqno`."""
 
     vbucket: int
@@ -48,7 +48,7 @@ class Held:
     place: str
 
 
-class Lease:
+class BulkLease:
     """A snapshot lease over all nodes.
 
     Attributes:
@@ -59,7 +59,7 @@ class Lease:
     """
 
     def __init__(
-        self, access: Access, grants: Iterable[Grant], held: dict[int, Held], seconds: int
+        self, access: Access, grants: Iterable[Grant], held: dict[int, LeaseContents], seconds: int
     ) -> None:
         self._access = access
         self.grants = tuple(grants)
@@ -99,15 +99,15 @@ class Lease:
             raise min(failed, key=lambda each: not isinstance(each, LeaseEnded))
         return granted_s
 
-    def idling(self, seconds: int) -> Lease:
+    def idling(self, seconds: int) -> BulkLease:
         """Return the same, whose readers renew it for no longer than this."""
-        return Lease(self._access, self.grants, self.held, min(self.seconds, seconds))
+        return BulkLease(self._access, self.grants, self.held, min(self.seconds, seconds))
 
-    def only(self, vbuckets: Iterable[int]) -> Lease:
+    def only(self, vbuckets: Iterable[int]) -> BulkLease:
         """Return the part of it whose nodes hold some vBuckets."""
         wanted = set(vbuckets)
         grants = [each for each in self.grants if wanted.intersection(each.vbuckets)]
-        return Lease(self._access, grants, self.held, self.seconds)
+        return BulkLease(self._access, grants, self.held, self.seconds)
 
     def reached(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]] | None:
         """Return up to which seqno vBuckets have a number of rows, and how many up to there.
@@ -144,7 +144,7 @@ class Lease:
 
 def acquire(
     access: Access, vbuckets: Iterable[int] | None, lifetime_s: float, reader: bytes = b""
-) -> Lease:
+) -> BulkLease:
     """Hold vBuckets as they are now; while a node holds too many leases, its turn is waited for.
 
     Args:
@@ -159,7 +159,7 @@ def acquire(
     """
     seconds = _checked(lifetime_s)
     wanted = None if vbuckets is None else list(vbuckets)
-    with Nodes(access) as nodes:
+    with BulkNodes(access) as nodes:
         moved = Attempts(access)
         while True:
             try:
@@ -174,10 +174,10 @@ def acquire(
 
 
 def _acquired(
-    access: Access, nodes: Nodes, vbuckets: list[int] | None, seconds: int, reader: bytes
-) -> Lease:
+    access: Access, nodes: BulkNodes, vbuckets: list[int] | None, seconds: int, reader: bytes
+) -> BulkLease:
     grants: list[Grant] = []
-    held: dict[int, Held] = {}
+    held: dict[int, LeaseContents] = {}
     granted_s = seconds
     places = nodes.by_place(nodes.owners if vbuckets is None else vbuckets)
     try:
@@ -188,16 +188,16 @@ def _acquired(
             held |= details
             granted_s = min(granted_s, asking.granted_s)
     except BaseException:
-        Lease(access, grants, {}, seconds).release()
+        BulkLease(access, grants, {}, seconds).release()
         raise
-    return Lease(access, grants, held, granted_s)
+    return BulkLease(access, grants, held, granted_s)
 
 
 class _Moved(Refused):
     """A vBucket is not on the node any more that had it a moment ago: look again who has it."""
 
 
-def of_token(access: Access, token: str) -> Lease:
+def of_token(access: Access, token: str) -> BulkLease:
     """Return the lease that a token names; it may have ended.
 
     Raises:
@@ -207,10 +207,10 @@ def of_token(access: Access, token: str) -> Lease:
         grants, seconds = parsed_token(token)
     except ValueError:
         raise BadOption(f"lease={token!r} is no token of a lease") from None
-    return Lease(access, grants, {}, seconds)
+    return BulkLease(access, grants, {}, seconds)
 
 
-def logs_of(nodes: Nodes, held: Mapping[int, Held]) -> dict[int, FailoverLog]:
+def logs_of(nodes: BulkNodes, held: Mapping[int, LeaseContents]) -> dict[int, FailoverLog]:
     """Return the failover logs that belong to what a lease holds.
 
     Raises:
@@ -242,7 +242,7 @@ class KeptLease:
         lifetime_s: float = 600.0,
         *,
         reader: bytes = b"",
-        lease: Lease | None = None,
+        lease: BulkLease | None = None,
         release: bool = True,
     ) -> None:
         self._access = access
@@ -301,12 +301,12 @@ class _Acquiring:
         self._numbers, self._seconds, self._reader = numbers, seconds, reader
         self.granted_s = seconds
 
-    def __call__(self, connection: Connection) -> tuple[Grant, dict[int, Held]]:
+    def __call__(self, connection: Connection) -> tuple[Grant, dict[int, LeaseContents]]:
         answer = self._turn(connection)
         number, self.granted_s, rows = _granted(connection, answer)
         if [row.vbucket for row in rows] != self._numbers:
             raise connection.protocol_error("a lease of other vBuckets than were asked for")
-        held = {row.vbucket: Held(*row, self._place) for row in rows}
+        held = {row.vbucket: LeaseContents(*row, self._place) for row in rows}
         return Grant(self._place, number, tuple(self._numbers)), held
 
     def _turn(self, connection: Connection) -> ResponseFrame:

@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.nodes import Nodes, Standing
+from uprmc.columnar.nodes import BulkNodes, NodeStanding
 from uprmc.columnar.rows import DELETE, EXPIRE, SET
 from uprmc.columnar.schema import Columns
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import Item, Life, vbucket_of
-from uprmc.remote.undo import Refused, question, version
+from uprmc.remote.undo import UndoRefused, question, version
 from uprmc.rollback import history_of
 
 #: More keys than this are not asked for one by one: reading their vBuckets is cheaper.
@@ -64,7 +64,7 @@ def looked_up(
         NotLookedUp: a node refuses; nothing that was yielded is wrong.
         SparkError: the nodes do not answer.
     """
-    with Nodes(access) as nodes:
+    with BulkNodes(access) as nodes:
         by_vbucket: dict[int, list[bytes]] = {}
         for key in keys:
             by_vbucket.setdefault(vbucket_of(key, nodes.vbuckets), []).append(key)
@@ -79,20 +79,22 @@ def looked_up(
                     yield _batch(columns, found, standing)
 
 
-def _asked(nodes: Nodes, standing: Standing, keys: Sequence[bytes], no_value: bool) -> list[Item]:
+def _asked(
+    nodes: BulkNodes, standing: NodeStanding, keys: Sequence[bytes], no_value: bool
+) -> list[Item]:
     upto = {"upto_seqno": 0} if no_value else {}
     requests = [question(standing.vbucket, key, **upto) for key in keys]
     answers = nodes.at(standing.place, lambda connection: connection.ask_all(requests))
     try:
         versions = [version(key, answer) for key, answer in zip(keys, answers, strict=True)]
-    except Refused:
+    except UndoRefused:
         raise NotLookedUp from None
     except RemoteProtocolError as error:
         raise nodes.connection(standing.place).protocol_error(str(error)) from None
     return [each.item for each in versions if each.item is not None]
 
 
-def _batch(columns: Columns, items: Sequence[Item], standing: Standing) -> Any:
+def _batch(columns: Columns, items: Sequence[Item], standing: NodeStanding) -> Any:
     makers = _makers(columns)
     histories = [f"{history_of(standing.log, each.seqno):016x}" for each in items]
     pairs = list(zip(items, histories, strict=True))

@@ -40,7 +40,7 @@ _RAISED: dict[Why, type[SparkError]] = {
 
 
 @dataclass(frozen=True)
-class Standing:
+class NodeStanding:
     """How far one vBucket is."""
 
     vbucket: int
@@ -51,7 +51,7 @@ class Standing:
     term: int = 0  # counts promotions; 0 = the node knows none
 
 
-class Nodes:
+class BulkNodes:
     """The nodes of a cluster, as they describe themselves.
 
     Connections are kept open; used by one thread at a time.
@@ -130,7 +130,7 @@ class Nodes:
 
     def standings(
         self, vbuckets: Iterable[int] | None = None, items: bool = False
-    ) -> dict[int, Standing]:
+    ) -> dict[int, NodeStanding]:
         """Return how far vBuckets are, all that are active unless some are named.
 
         Args:
@@ -143,13 +143,13 @@ class Nodes:
         """
         seqnos = self.seqnos()
         wanted = sorted(seqnos) if vbuckets is None else sorted(set(vbuckets))
-        found: dict[int, Standing] = {}
+        found: dict[int, NodeStanding] = {}
         for place, numbers in self.by_place(wanted).items():
             logs, counts = self.at(place, partial(_survey, numbers, items))
             for number, log in zip(numbers, logs, strict=True):
                 term = self.terms.get(number, 0)
                 count = counts.get(number, 0)
-                found[number] = Standing(number, place, seqnos[number], log, count, term)
+                found[number] = NodeStanding(number, place, seqnos[number], log, count, term)
         return {number: found[number] for number in wanted}
 
     def by_place(self, vbuckets: Iterable[int]) -> dict[str, list[int]]:

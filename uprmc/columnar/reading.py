@@ -15,7 +15,7 @@ from typing import Any
 
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection, lent
-from uprmc.columnar.decoder import Block, Decoder, Noop, Notice
+from uprmc.columnar.decoder import Block, ColumnDecoder, Noop, Notice
 from uprmc.columnar.errors import (
     BadOption,
     LeaseEnded,
@@ -24,7 +24,7 @@ from uprmc.columnar.errors import (
     SparkError,
     Unreachable,
 )
-from uprmc.columnar.lease import KeptLease, Lease, of_token
+from uprmc.columnar.lease import BulkLease, KeptLease, of_token
 from uprmc.columnar.read_state import Range, ReadState, StreamEnd
 from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
@@ -62,7 +62,7 @@ class LeaseGone(LeaseEnded):
     """The node does not know the lease any more: another one may do."""
 
 
-class Streams:
+class LeaseStreams:
     """The streams of one lease over one connection."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Streams:
         self._value = b'{"lease":"%016x"}' % lease
         self._lease = lease
         self._no_value = no_value or not columns.wants_value
-        self._decoder = Decoder(
+        self._decoder = ColumnDecoder(
             connection.place, columns, rows=rows, size_bytes=size_bytes, no_value=self._no_value
         )
         self._error: SparkError | None = None
@@ -227,7 +227,7 @@ class Streams:
 def purpose_of(
     access: Access, columns: Columns, states: Sequence[ReadState], no_value: bool
 ) -> str:
-    """Return what a connection is opened for, by which `Streams` may use it again."""
+    """Return what a connection is opened for, by which `LeaseStreams` may use it again."""
     flags = _flags(columns, no_value or not columns.wants_value)
     return f"streams {flags} {_is_limited(states)} {access.flow_control_bytes}"
 
@@ -325,7 +325,7 @@ class _Reading:
 
     # --- leases ---------------------------------------------------------------------------------
 
-    def given(self, lease: Lease) -> Iterator[Any]:
+    def given(self, lease: BulkLease) -> Iterator[Any]:
         """Read from a lease that was acquired elsewhere."""
         ours = lease.only(each.vbucket for each in self._states)
         with KeptLease(self._access, lease=ours, release=False) as kept:
@@ -359,7 +359,7 @@ class _Reading:
 
     # --- one lease ------------------------------------------------------------------------------
 
-    def _from_lease(self, lease: Lease) -> Iterator[Any]:
+    def _from_lease(self, lease: BulkLease) -> Iterator[Any]:
         left = [each for each in self._states if not each.ended]
         groups: dict[Grant, list[ReadState]] = {}
         for state in left:
@@ -391,7 +391,7 @@ class _Reading:
     def _streams(
         self, connection: Connection, lease: int, states: list[ReadState]
     ) -> Iterator[Block]:
-        streams = Streams(
+        streams = LeaseStreams(
             connection,
             self._access,
             self._columns,

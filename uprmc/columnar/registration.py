@@ -19,13 +19,13 @@ from functools import partial
 from uprmc.columnar.access import Access
 from uprmc.columnar.connection import Connection, lent
 from uprmc.columnar.errors import NoVBucket, SparkError
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.connecting import own_name
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Status, opcode_name
-from uprmc.protocol.watermarks_many import Refused
+from uprmc.protocol.watermarks_many import UnacceptedReport
 from uprmc.remote import features
 from uprmc.remote.registering import Instance, Purged, Registering
 from uprmc.remote.reports import removals, told_of, vbuckets_of
@@ -38,7 +38,7 @@ Durable = Callable[[int], tuple[int, int]]
 _NOTHING_THERE = frozenset({Status.KEY_NOT_FOUND, Status.NOT_MY_VBUCKET})
 
 
-class Registration:
+class BulkRegistration:
     """The rows of one reader in the watermark tables of the nodes.
 
     Used by one thread.
@@ -175,7 +175,7 @@ def unregister(access: Access, name: bytes) -> list[int]:
         Unreachable, Refused, ...: a node does not answer, or refuses; the others may be done.
     """
     removed: list[int] = []
-    with Nodes(access) as nodes:
+    with BulkNodes(access) as nodes:
         for place, numbers in nodes.by_place(nodes.owners).items():
             removed += nodes.at(place, partial(_removed, name, numbers))
         if missing := sorted(set(range(nodes.vbuckets)).difference(nodes.owners)):
@@ -187,7 +187,7 @@ def _removed(name: bytes, numbers: Sequence[int], connection: Connection) -> set
     granted = connection.opened = opened(connection, own_name("removes").encode())
     if control.WATERMARKS not in granted:
         return set()
-    refusals: list[tuple[Refused, ResponseFrame]] = []
+    refusals: list[tuple[UnacceptedReport, ResponseFrame]] = []
 
     def take(asked: RequestFrame, answer: ResponseFrame) -> bool:
         told = told_of(asked, answer)
@@ -201,7 +201,7 @@ def _removed(name: bytes, numbers: Sequence[int], connection: Connection) -> set
     return {*numbers}.difference(refused.vbucket for refused, _ in refusals)
 
 
-def _alone(answer: ResponseFrame, refused: Refused) -> ResponseFrame:
+def _alone(answer: ResponseFrame, refused: UnacceptedReport) -> ResponseFrame:
     """Return the answer as if it were to one report, which was refused."""
     return answer if answer.status else ResponseFrame(answer.opcode, status=refused.status)
 

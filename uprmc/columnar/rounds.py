@@ -22,7 +22,7 @@ import numpy as np
 
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.errors import NoVBucket, Refused, SparkError, Unreachable
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.protocol.opcodes import status_text
@@ -40,7 +40,7 @@ class Requests(NamedTuple):
     vbuckets: np.ndarray  # where each belongs
 
 
-class Rounds:
+class WriteRounds:
     """Sends requests in rounds until each has its final answer.
 
     Args:
@@ -56,7 +56,7 @@ class Rounds:
     def __init__(
         self,
         options: WriteOptions,
-        nodes: Nodes,
+        nodes: BulkNodes,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:

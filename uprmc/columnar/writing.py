@@ -30,10 +30,10 @@ import pyarrow as pa
 from uprmc.columnar.connection import Connection
 from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorFile, ErrorRow
 from uprmc.columnar.errors import BadRow, ProtocolError, Refused, TooManyErrors
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.report import FIRST_ERRORS_MAX, TaskReport
 from uprmc.columnar.requests import PIECE_ROWS, Piece, cas_in, packed, pieces, value_in
-from uprmc.columnar.rounds import Requests, Rounds
+from uprmc.columnar.rounds import Requests, WriteRounds
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.binary import (
@@ -89,7 +89,7 @@ class ResultClassifier:
     """
 
     def __init__(
-        self, options: WriteOptions, rounds: Rounds, fail: Callable[[ErrorRow], None]
+        self, options: WriteOptions, rounds: WriteRounds, fail: Callable[[ErrorRow], None]
     ) -> None:
         self._options = options
         self._rounds = rounds
@@ -98,8 +98,8 @@ class ResultClassifier:
     def carry_out(self, piece: Piece, places: Sequence[int]) -> dict[int, str]:
         """Send requests of a piece, in their order; return what came of those not applied.
 
-        The outcomes are names of counters of the report. Raises as `Rounds.answers`, and whatever
-        `fail` raises.
+        The outcomes are names of counters of the report. Raises as `WriteRounds.answers`, and
+        whatever `fail` raises.
         """
         outcomes: dict[int, str] = {}
         for part in self._parts(piece, places):
@@ -288,8 +288,8 @@ class UnpersistedRows:
     def __init__(
         self,
         options: WriteOptions,
-        nodes: Nodes,
-        rounds: Rounds,
+        nodes: BulkNodes,
+        rounds: WriteRounds,
         send_again: SendAgain,
         clock: Callable[[], float],
         sleep: Callable[[float], None],
@@ -322,7 +322,7 @@ class UnpersistedRows:
 
         Raises:
             Refused: the disks do not get on.
-            As `Rounds.answers`.
+            As `WriteRounds.answers`.
         """
         if self._open.pieces:
             self._close()
@@ -471,7 +471,7 @@ class Writer:
         attempt: int = 0,
         name_row: Callable[[int], str] | None = None,
         *,
-        nodes: Callable[..., Nodes] = Nodes,
+        nodes: Callable[..., BulkNodes] = BulkNodes,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
         now: Callable[[], float] = time.time,
@@ -490,8 +490,8 @@ class Writer:
             if options.on_error == "file" and options.errors_path
             else None
         )
-        self._nodes: Nodes | None = None
-        self._rounds: Rounds | None = None
+        self._nodes: BulkNodes | None = None
+        self._rounds: WriteRounds | None = None
         self._classifier: ResultClassifier | None = None
         self._unpersisted: UnpersistedRows | None = None
 
@@ -550,12 +550,12 @@ class Writer:
 
     # --- carrying out ---------------------------------------------------------------------------
 
-    def _connected(self) -> Nodes:
+    def _connected(self) -> BulkNodes:
         if self._nodes is None:
             options = self._options
             nodes = self._nodes = self._make_nodes(options.access)
             self._item_limit_bytes = _item_limit(nodes)
-            rounds = self._rounds = Rounds(options, nodes, self._clock, self._sleep)
+            rounds = self._rounds = WriteRounds(options, nodes, self._clock, self._sleep)
             self._classifier = ResultClassifier(options, rounds, self._fail)
             if options.durability == "persist":
                 self._unpersisted = UnpersistedRows(
@@ -602,7 +602,7 @@ class Writer:
             raise TooManyErrors(f"more than {options.max_errors} rows failed; the last: {text}")
 
 
-def _item_limit(nodes: Nodes) -> int | None:
+def _item_limit(nodes: BulkNodes) -> int | None:
     """Return how long key and value together may be, by the most generous node."""
     limits = [
         nodes.at(place, _settings).get("item_size_max", "")

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from uprmc.config import KIB, FlushSettings
 from uprmc.errors import StoreError, StoreMapFull
 from uprmc.record import KEY_LENGTH_AT
-from uprmc.storage.interface import Batch, Store, Trees
+from uprmc.storage.interface import CommitBatch, Store, Trees
 from uprmc.storage.segments import REWRITTEN_FOR_WRITTEN, SHARING_BYTES, stale_allowed
 
 #: The store's pages, each with a header.
@@ -61,7 +61,7 @@ _Part = tuple[int, float]
 RecordsMost = Callable[[], int | None]
 
 
-def commit_growing(store: Store, batch: Batch) -> None:
+def commit_growing(store: Store, batch: CommitBatch) -> None:
     """Commit at once, growing the store's map as often as that takes; for when no view is open.
 
     Raises:

@@ -49,7 +49,7 @@ from uprmc.engine.write_queue import QueueView, WriteQueue
 from uprmc.errors import StoreError
 from uprmc.model import SnapshotRange, VBucketHeader
 from uprmc.record import seqno_of
-from uprmc.storage.interface import Batch, Store, VBucketChange
+from uprmc.storage.interface import CommitBatch, Store, VBucketChange
 
 # --- one flush ----------------------------------------------------------------------------------
 
@@ -85,7 +85,7 @@ class Begun(NamedTuple):
 
 
 @dataclass(slots=True)
-class Part:
+class FlushPart:
     """One vBucket's share of a flush."""
 
     vbucket: VBucket
@@ -107,9 +107,9 @@ class Flush:
     waiters: deque[Waiter]
     removed: list[int] = field(default_factory=list)
     local: dict[bytes, LocalDocument] = field(default_factory=dict)
-    parts: list[Part] = field(default_factory=list)
+    parts: list[FlushPart] = field(default_factory=list)
     changes: list[VBucketChange] = field(default_factory=list)
-    batch: Batch = field(default_factory=Batch)
+    batch: CommitBatch = field(default_factory=CommitBatch)
 
     @property
     def item_count(self) -> int:
@@ -355,7 +355,9 @@ class Gathering:
         if vbucket.table is table and (yield from self._take_portion(vbucket, reset=reset)):
             return
         self._flush.parts.append(
-            Part(vbucket, table, None, None, [], header.high_seqno, header.snapshot, reset, True)
+            FlushPart(
+                vbucket, table, None, None, [], header.high_seqno, header.snapshot, reset, True
+            )
         )
         self._flush.changes.append(VBucketChange(vbucket.id, header, [], reset))
         self._leave(vbucket)
@@ -444,7 +446,7 @@ class Gathering:
         table, queue = vbucket.table, vbucket.queue
         reset, header_dirty = vbucket.reset_pending, vbucket.header_dirty
         self._flush.parts.append(
-            Part(vbucket, table, queue, cursor, records, upto, snapshot, reset, header_dirty)
+            FlushPart(vbucket, table, queue, cursor, records, upto, snapshot, reset, header_dirty)
         )
         header = vbucket.header(upto, snapshot)
         self._flush.changes.append(
@@ -479,7 +481,7 @@ def settle(flush: Flush, cursors: QueueCursors, disposals: Disposals) -> Iterato
             yield
 
 
-def _settle_portion(part: Part, cursor: Cursor, cursors: QueueCursors) -> Iterator[None]:
+def _settle_portion(part: FlushPart, cursor: Cursor, cursors: QueueCursors) -> Iterator[None]:
     """Tell a vBucket which part of a view is on disk, a little at a time if that is much.
 
     The cursor stays until the last step: until then the vBucket's durable seqno has not risen.
@@ -506,7 +508,7 @@ def _settle_portion(part: Part, cursor: Cursor, cursors: QueueCursors) -> Iterat
     _persisted(part, part.records[settled:])
 
 
-def _persisted(part: Part, records: list[bytes]) -> None:
+def _persisted(part: FlushPart, records: list[bytes]) -> None:
     """Tell a vBucket what is on disk now, unless that belongs to a former history."""
     vbucket = part.vbucket
     if part.queue is not vbucket.queue or part.table is not vbucket.table:
@@ -781,7 +783,7 @@ class Flusher:
                 yield
             else:
                 local[name] = made
-        flush.batch = Batch(flush.changes, local, reset_all)
+        flush.batch = CommitBatch(flush.changes, local, reset_all)
 
     def _put_back(self, flush: Flush, dirty: list[VBucket], error: Exception) -> None:
         """Put back everything that was taken by a flush which could not begin."""

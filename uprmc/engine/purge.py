@@ -138,7 +138,7 @@ class Scan:
     exhausted: bool = False  # everything up to the limit has been examined
 
 
-class Request(NamedTuple):
+class CompactionRequest(NamedTuple):
     """A compaction that is asked for."""
 
     number: int  # the vBucket
@@ -163,7 +163,7 @@ class Compaction:
         "vbucket",
     )
 
-    def __init__(self, vbucket: VBucket, request: Request, flusher: Flusher) -> None:
+    def __init__(self, vbucket: VBucket, request: CompactionRequest, flusher: Flusher) -> None:
         self._flusher = flusher
         self.vbucket = vbucket
         self.rule = request.rule
@@ -238,7 +238,7 @@ class Compactor:
         self._policy = policy
         self._gate = gate
         self._clock = clock
-        self._requests: deque[Request] = deque()
+        self._requests: deque[CompactionRequest] = deque()
         self._current: Compaction | None = None
         self._gathered: dict[int, Compaction] = {}
         self._gathered_items = 0
@@ -260,7 +260,7 @@ class Compactor:
 
         `done` is called once, with ``False`` if it was cancelled.
         """
-        self._requests.append(Request(number, rule, done, after))
+        self._requests.append(CompactionRequest(number, rule, done, after))
         if self.waiting and len(self._requests) == 1:
             self.on_wanted()
 

@@ -37,7 +37,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.errors import InvalidArguments, KeyNotFound, NotMyVBucket, StoreError, TemporaryFailure
 from uprmc.model import Item, VBucketHeader, VBucketState
 from uprmc.record import key_of, seqno_of, unpack
-from uprmc.rollback import Held
+from uprmc.rollback import VBucketHoldings
 from uprmc.storage.interface import StoreView
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ class ViewGate:
 # --- leases -------------------------------------------------------------------------------------
 
 
-class Lease:
+class EngineLease:
     """One lease.
 
     Attributes:
@@ -270,7 +270,7 @@ class Lease:
         view: StoreView,
         vbuckets: Mapping[int, VBucket],
         readings: Mapping[int, Reading],
-        held: Mapping[int, Held],
+        held: Mapping[int, VBucketHoldings],
         reader: bytes = b"",
     ) -> None:
         self.id = number
@@ -312,20 +312,20 @@ class Leases:
     """
 
     def __init__(self, bucket: Bucket, settings: UprSettings) -> None:
-        self.open: dict[int, Lease] = {}
+        self.open: dict[int, EngineLease] = {}
         self.granted = self.expired = self.withdrawn = 0
         self._bucket = bucket
         self._settings = settings
 
     def acquire(
         self, vbuckets: Sequence[int], lifetime_s: int, reader: bytes = b"", spare: int = 0
-    ) -> tuple[Lease, int]:
+    ) -> tuple[EngineLease, int]:
         """Keep vBuckets as they are now.
 
         Args:
             vbuckets: their numbers; empty = all active ones.
             lifetime_s: for how long; reduced to the limit if it is longer.
-            reader: see `Lease`.
+            reader: see `EngineLease`.
             spare: leases that must stay free for others, if there are more than that at all.
 
         Returns:
@@ -358,7 +358,7 @@ class Leases:
         self.granted += 1
         return lease, granted_s
 
-    def find(self, number: int) -> Lease:
+    def find(self, number: int) -> EngineLease:
         """Return an open lease; raises `KeyNotFound`."""
         lease = self.open.get(number)
         if lease is None:
@@ -410,18 +410,18 @@ class Leases:
         if vbucket.rewinding:
             raise TemporaryFailure(f"vBucket {number} is rolling back")
 
-    def _hold(self, numbers: Sequence[int], expires_at: float, reader: bytes) -> Lease:
+    def _hold(self, numbers: Sequence[int], expires_at: float, reader: bytes) -> EngineLease:
         bucket = self._bucket
         vbuckets = {number: bucket.vbuckets[number] for number in numbers}
         readings: dict[int, Reading] = {}
-        held: dict[int, Held] = {}
+        held: dict[int, VBucketHoldings] = {}
         name, view = bucket.entropy.uuid48(), bucket.store.view()
-        lease = Lease(name, expires_at, view, vbuckets, readings, held, reader)
+        lease = EngineLease(name, expires_at, view, vbuckets, readings, held, reader)
         try:
             for number, vbucket in vbuckets.items():
                 reading = readings[number] = lease.read(vbucket)
                 log = vbucket.failover_log
-                held[number] = Held(log, reading.end_seqno, reading.purge_seqno)
+                held[number] = VBucketHoldings(log, reading.end_seqno, reading.purge_seqno)
         except StoreError:
             lease.close()
             raise

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from uprmc.core import form
 from uprmc.model import SEQNO_MAX
 from uprmc.record import FRONT, KIND_AT, LIFE_BITS, cas_of, key_of, seqno_of
-from uprmc.storage.interface import Batch, VBucketChange
+from uprmc.storage.interface import CommitBatch, VBucketChange
 
 #: A tombstone: (key, seqno).
 Record = tuple[bytes, int]
@@ -312,7 +312,7 @@ class Tombstones:
                     index = self._indexes[number] = TombstoneIndex()
                 index.add(seqno_of(record), len(record))
 
-    def committed(self, batch: Batch) -> Iterator[None]:
+    def committed(self, batch: CommitBatch) -> Iterator[None]:
         """Take over what a commit has done, in short steps."""
         if batch.reset_all:
             self._indexes.clear()

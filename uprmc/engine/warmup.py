@@ -26,7 +26,7 @@ from uprmc.engine.vbucket import VBucket
 from uprmc.errors import StoreRefused
 from uprmc.model import VBucketState
 from uprmc.record import KIND_AT, LIFE_BITS, without_value
-from uprmc.storage.interface import CLEAN_MARK, Batch, Damaged, StoreView
+from uprmc.storage.interface import CLEAN_MARK, CommitBatch, Damaged, StoreView
 
 #: Local document that exists once the first vBuckets were created: from then on a node without any
 #: has had them removed, and creates none on its own.
@@ -47,7 +47,7 @@ class WarmupState(Enum):
     DONE = "done"
 
 
-class Origin(NamedTuple):
+class WarmupStart(NamedTuple):
     """A vBucket as it was when the node started; changes since then are counted from here."""
 
     state: VBucketState  # its state
@@ -75,7 +75,7 @@ class Warmup:
         self.keys = 0
         self.values = 0
         self.was_clean = True
-        self.origins: dict[int, Origin] = {}
+        self.origins: dict[int, WarmupStart] = {}
         self._raised: set[VBucket] = set()
         self._listed = 0
 
@@ -137,17 +137,17 @@ class Warmup:
         if not headers and not populated:
             for number in range(bucket.settings.engine.vbuckets):
                 bucket.create(number, VBucketState.ACTIVE)
-        commit_growing(store, Batch(local={CLEAN_MARK: None}))
+        commit_growing(store, CommitBatch(local={CLEAN_MARK: None}))
         store.sync()  # a power loss must not bring the mark back, even where commits are not synced
         while flush := bucket.flusher.begin():
             commit_growing(store, flush.batch)
             bucket.flusher.finish(flush)
         if not populated:
-            commit_growing(store, Batch(local={POPULATED_MARK: b"1"}))
+            commit_growing(store, CommitBatch(local={POPULATED_MARK: b"1"}))
 
     def _remember_origins(self) -> None:
         self.origins = {
-            number: Origin(
+            number: WarmupStart(
                 vbucket.state,
                 vbucket.failover_log[0].uuid,
                 vbucket.high_seqno,

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Protocol
 
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.metrics import Metric
 
 #: What a text costs when it is read: for each of its bytes, and for each value in it.
@@ -25,7 +25,7 @@ class Reader(Protocol):
         """Close now, and let go of everything."""
 
 
-class Account:
+class AnswerAccount:
     """See the module docstring. Any thread may use it, but for `note` and `forget`.
 
     Attributes:
@@ -49,13 +49,13 @@ class Account:
             self.held += size
             return True
 
-    def busy(self) -> Refused:
+    def busy(self) -> QueryRefused:
         """Return the refusal of a request for which nothing is left."""
         reason = (
             f"requests and answers hold {self.held} of {self.limit} bytes (index.request_memory); "
             "ask again later"
         )
-        return Refused(503, "busy", reason)
+        return QueryRefused(503, "busy", reason)
 
     # --- what clients do not read, see `uprmc.web.Account` --------------------------------------
 
@@ -101,7 +101,7 @@ class Holding:
         size: in bytes.
     """
 
-    def __init__(self, account: Account) -> None:
+    def __init__(self, account: AnswerAccount) -> None:
         self._account, self.size = account, 0
 
     def set(self, size: int) -> bool:
@@ -116,7 +116,7 @@ class Holding:
         return self.set(self.size + size)
 
     def need(self, size: int) -> None:
-        """Hold more; raise `Refused` where that is too much."""
+        """Hold more; raise `QueryRefused` where that is too much."""
         if not self.grow(size):
             raise self._account.busy()
 

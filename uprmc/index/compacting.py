@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from uprmc.config import IndexSettings
-from uprmc.index.errors import Damaged
-from uprmc.index.index_file import OpenFile, Trees
+from uprmc.index.errors import IndexDamaged
+from uprmc.index.index_file import IndexTrees, OpenFile
 from uprmc.index.tree import Header, IndexFile
 from uprmc.index.tree.bulk import compact
 from uprmc.index.versions import Edit
@@ -35,7 +35,7 @@ class _Abandoned(Exception):
     """The copy is of no use any more."""
 
 
-class Compaction:
+class IndexCompaction:
     """See the module docstring. It begins at once; all methods are for the updater's thread.
 
     Args:
@@ -66,7 +66,7 @@ class Compaction:
         self._edits: list[tuple[Sequence[Edit], int]] = []
         self._bytes = 0
         self._abandoned = False
-        self._damage: Damaged | None = None
+        self._damage: IndexDamaged | None = None
         self._copy: IndexFile | None = None
         self._thread = threading.Thread(target=self._run, name="uprmc-index-compaction")
         self._thread.start()
@@ -84,7 +84,7 @@ class Compaction:
             pass
         except OSError as error:
             self.error = str(error)
-        except Damaged as error:
+        except IndexDamaged as error:
             self._damage, self.error = error, str(error)
         finally:
             self._done()
@@ -110,7 +110,7 @@ class Compaction:
         """Whether the copy is there, or will never be."""
         return not self._thread.is_alive()
 
-    def result(self) -> tuple[IndexFile, Trees] | None:
+    def result(self) -> tuple[IndexFile, IndexTrees] | None:
         """Return the copy and its trees with all edits, ``None`` = there is no copy.
 
         Raises:
@@ -127,7 +127,7 @@ class Compaction:
                 trees = trees.edited(edits, dropped)
             self._copy.flush()
             return self._copy, trees
-        except (OSError, Damaged) as error:
+        except (OSError, IndexDamaged) as error:
             self.error = str(error)
             self.abandon()
             return None
@@ -154,7 +154,7 @@ class Compactions:
 
     def __init__(self, settings: IndexSettings) -> None:
         self._settings = settings
-        self.current: Compaction | None = None
+        self.current: IndexCompaction | None = None
         self.wanted = False
         self.done = self.failed = 0
         self.error = ""
@@ -169,7 +169,7 @@ class Compactions:
         """Have one begin as soon as no rollback is due, unless one is under way."""
         self.wanted = self.current is None
 
-    def consider(self, size_bytes: int, trees: Trees) -> None:
+    def consider(self, size_bytes: int, trees: IndexTrees) -> None:
         """Look now and then how much of a file is of no use, and want one if it is too much."""
         if self.current is not None or size_bytes < self._looked_at * _GROWN:
             return
@@ -180,17 +180,17 @@ class Compactions:
             self.wanted = True
 
     def begin(self, file: OpenFile, header: Header, path: Path, done: Callable[[], None]) -> None:
-        """Begin one; see `Compaction`."""
+        """Begin one; see `IndexCompaction`."""
         self.wanted = False
-        self.current = Compaction(file, header, path, self._settings.queue_bytes, done)
+        self.current = IndexCompaction(file, header, path, self._settings.queue_bytes, done)
 
     def note(self, edits: Sequence[Edit], dropped: int) -> None:
-        """See `Compaction.note`."""
+        """See `IndexCompaction.note`."""
         if self.current is not None:
             self.current.note(edits, dropped)
 
-    def result(self) -> tuple[IndexFile, Trees] | None:
-        """End the present one; see `Compaction.result`. Why there is no copy is said once."""
+    def result(self) -> tuple[IndexFile, IndexTrees] | None:
+        """End the present one; see `IndexCompaction.result`. Why there is no copy is said once."""
         current, self.current = self.current, None
         assert current is not None
         try:

@@ -23,14 +23,14 @@ __all__ = [
     "ArrayOf",
     "Condition",
     "Constant",
+    "DeclaredRules",
     "Design",
+    "DesignOptions",
     "Function",
     "NoFunction",
     "ObjectOf",
-    "Options",
     "Path",
-    "Row",
-    "Rules",
+    "RowRule",
     "Template",
     "View",
     "named_modules",
@@ -181,7 +181,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RowRule:
     """What a document emits."""
 
     key: Template
@@ -189,14 +189,14 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class DeclaredRules:
     """A declarative map: all conditions must be true, then each row is emitted."""
 
     where: tuple[Condition, ...]
-    emit: tuple[Row, ...]
+    emit: tuple[RowRule, ...]
 
     @classmethod
-    def parse(cls, map_: Mapping[str, Any]) -> Rules:
+    def parse(cls, map_: Mapping[str, Any]) -> DeclaredRules:
         """Return the rules of a definition; raise `BadRules`."""
         _known(map_, ("where", "emit"), "map", BadRules)
         where = map_.get("where", {})
@@ -211,11 +211,13 @@ class Rules:
         return cls(tuple(conditions), tuple(_row(r, f"emit[{i}]") for i, r in enumerate(emit)))
 
 
-def _row(row: Any, where: str) -> Row:
+def _row(row: Any, where: str) -> RowRule:
     if not isinstance(row, dict) or "key" not in row:
         raise BadRules(f'{where} is an object with a "key" and perhaps a "value"')
     _known(row, ("key", "value"), where, BadRules)
-    return Row(_template(row["key"], f"{where}.key"), _template(row.get("value"), f"{where}.value"))
+    return RowRule(
+        _template(row["key"], f"{where}.key"), _template(row.get("value"), f"{where}.value")
+    )
 
 
 def _template(value: Any, where: str, depth: int = 0) -> Template:
@@ -279,15 +281,15 @@ class View:
 
     name: str  # as in the request's path
     kind: Literal["declarative", "javascript", "python"]  # which of these it is
-    # `Rules`, or the text of a JavaScript function, or ``module:function`` of Python.
-    map: Rules | str
+    # `DeclaredRules`, or the text of a JavaScript function, or ``module:function`` of Python.
+    map: DeclaredRules | str
     # names of built-in reduces or texts of JavaScript functions; none or one.
     reduces: tuple[str, ...] = ()
 
     @property
-    def rules(self) -> Rules:
+    def rules(self) -> DeclaredRules:
         """The map of a declarative view."""
-        assert isinstance(self.map, Rules)
+        assert isinstance(self.map, DeclaredRules)
         return self.map
 
     @property
@@ -298,7 +300,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class DesignOptions:
     """What holds for all views of a design."""
 
     collation: Collation = "unicode"
@@ -310,7 +312,7 @@ class Design:
 
     name: str  # without ``_design/``
     views: tuple[View, ...]  # in the order of their names: their places in the file
-    options: Options
+    options: DesignOptions
     signature: str  # equal for equal definitions and options, in hexadecimal
     text: bytes = field(repr=False)  # as it was put
 
@@ -441,7 +443,7 @@ def _view(name: str, definition: Any, python_modules: Collection[str]) -> View:
     if "python" in map_:
         return View(name, "python", _python(map_, python_modules, what), reduces)
     try:
-        return View(name, "declarative", Rules.parse(map_), reduces)
+        return View(name, "declarative", DeclaredRules.parse(map_), reduces)
     except BadRules as error:
         raise bad_request(f"{what}: {error}") from None
 
@@ -479,17 +481,17 @@ def _function(text: str, what: str) -> str:
     return function
 
 
-def _options(options: Any) -> Options:
+def _options(options: Any) -> DesignOptions:
     _known(_object(options, "options"), ("collation",), "options")
     collation = options.get("collation", "unicode")
     if collation == "unicode":
-        return Options("unicode")
+        return DesignOptions("unicode")
     if collation == "raw":
-        return Options("raw")
+        return DesignOptions("raw")
     raise bad_request("options.collation is 'unicode' or 'raw'")
 
 
-def _signature(views: dict[str, Any], options: Options) -> str:
+def _signature(views: dict[str, Any], options: DesignOptions) -> str:
     """Return the hash: the order of views does not count, that of members of a constant does."""
     ordered = {name: views[name] for name in sorted(views)}
     text = json.dumps([ordered, {"collation": options.collation}], separators=(",", ":"))

@@ -8,7 +8,7 @@ from typing import Any
 from uprmc.units import in_ranges
 
 
-class Refused(Exception):
+class QueryRefused(Exception):
     """A request is refused.
 
     Attributes:
@@ -27,47 +27,47 @@ class Refused(Exception):
         return {"error": self.error, "reason": self.reason, **self.fields}
 
 
-def bad_request(reason: str, **fields: Any) -> Refused:
+def bad_request(reason: str, **fields: Any) -> QueryRefused:
     """Return the refusal of a request that makes no sense."""
-    return Refused(400, "bad_request", reason, **fields)
+    return QueryRefused(400, "bad_request", reason, **fields)
 
 
-def not_found(reason: str) -> Refused:
+def not_found(reason: str) -> QueryRefused:
     """Return the refusal of a request for what is not there."""
-    return Refused(404, "not_found", reason)
+    return QueryRefused(404, "not_found", reason)
 
 
-def timed_out(reason: str) -> Refused:
+def timed_out(reason: str) -> QueryRefused:
     """Return the refusal of a request that waited for as long as it may."""
-    return Refused(504, "timeout", reason)
+    return QueryRefused(504, "timeout", reason)
 
 
-def version_lost(vbucket: int, vb_uuid: int, seqno: int) -> Refused:
+def version_lost(vbucket: int, vb_uuid: int, seqno: int) -> QueryRefused:
     """Return the refusal of an `at` token that no index will ever reach (row I27)."""
     reason = f"vBucket {vbucket} has left the history {vb_uuid} below seqno {seqno}"
     numbers = {"vbucket": vbucket, "vb_uuid": str(vb_uuid), "seqno": seqno}
-    return Refused(409, "version_lost", reason, **numbers)
+    return QueryRefused(409, "version_lost", reason, **numbers)
 
 
-def outdated(vbuckets: Iterable[int], why: str, epoch: int) -> Refused:
+def outdated(vbuckets: Iterable[int], why: str, epoch: int) -> QueryRefused:
     """Return the refusal of a request made by an outdated map: fetch it again (row I14)."""
     found = list(vbuckets)
     reason = f"vBuckets {in_ranges(found)}: {why}"
-    return Refused(503, "set_view_outdated", reason, vbuckets=found, epoch=epoch)
+    return QueryRefused(503, "set_view_outdated", reason, vbuckets=found, epoch=epoch)
 
 
-class Replaced(Refused):
+class Replaced(QueryRefused):
     """The index that a request waits for has ended: another definition answers, or none does."""
 
     def __init__(self) -> None:
         super().__init__(503, "unavailable", "the index ended while this waited; ask again")
 
 
-class Damaged(Exception):
+class IndexDamaged(Exception):
     """An index file cannot be read; the text is one line for the operator."""
 
 
-class RolledBack(Damaged):
+class IndexRolledBack(IndexDamaged):
     """What is to be read was cut off from its file by a rollback; ask for a new snapshot."""
 
 

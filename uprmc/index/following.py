@@ -22,14 +22,14 @@ from twisted.internet.defer import Deferred, DeferredLock, ensureDeferred
 
 from uprmc.client.twisted_client import MakeEndpoint
 from uprmc.config import IndexSettings
-from uprmc.index.errors import Damaged, GivenUp, RolledBack
+from uprmc.index.errors import GivenUp, IndexDamaged, IndexRolledBack
 from uprmc.index.index_file import Facts, OpenFile
 from uprmc.index.model import Entry, Token
 from uprmc.index.rows import id_key, split_id_value
-from uprmc.index.source import Source
+from uprmc.index.source import IndexSource
 from uprmc.index.store import IndexStore
-from uprmc.index.streams import RETRY_MAX_S, Level, Streams, unheard
-from uprmc.index.tree import Position
+from uprmc.index.streams import RETRY_MAX_S, IndexStreams, Level, unheard
+from uprmc.index.tree import IndexPosition
 from uprmc.index.updater import Stopped, Updater
 from uprmc.index.vbucket_sets import States, bitmap, follow_source, numbers
 from uprmc.index.waiting import Signal, pause
@@ -53,7 +53,7 @@ def is_of(log: FailoverLog, token: Token) -> bool:
     return end is not None and token.seqno <= end
 
 
-def is_reached(position: Position | None, log: FailoverLog, token: Token) -> bool:
+def is_reached(position: IndexPosition | None, log: FailoverLog, token: Token) -> bool:
     """Return whether an index that stands at `position` of this history has a version."""
     return position is not None and position.seqno >= token.seqno and is_of(log, token)
 
@@ -66,7 +66,7 @@ def is_reached(position: Position | None, log: FailoverLog, token: Token) -> boo
 _RETRY_S, _RETRY_MAX_S = 0.1, 5.0
 
 
-class Fault:
+class IndexFault:
     """What has ended the last life of an index, until a header could be written.
 
     Attributes:
@@ -105,7 +105,7 @@ class Fault:
 
     def needs_new_file(self, error: BaseException) -> bool:
         """Return whether this error is damage, which no other attempt mends, and tell it."""
-        if not isinstance(error, Damaged) or isinstance(error, RolledBack):
+        if not isinstance(error, IndexDamaged) or isinstance(error, IndexRolledBack):
             return False
         self._on_event("index_damaged", {"design": self._design, "reason": str(error)})
         return True
@@ -122,7 +122,7 @@ class Fault:
 OnEvent = Callable[[str, dict[str, object]], None]
 
 
-class Counts(NamedTuple):
+class IndexCounts(NamedTuple):
     """Where the counters of a store stand; see `IndexStore`."""
 
     building: bool
@@ -130,12 +130,14 @@ class Counts(NamedTuple):
     compactions: int
 
 
-def counts_of(store: IndexStore) -> Counts:
+def counts_of(store: IndexStore) -> IndexCounts:
     """Return where they stand now; any thread may call it."""
-    return Counts(store.is_building, dict(store.rollbacks), store.compacting.done)
+    return IndexCounts(store.is_building, dict(store.rollbacks), store.compacting.done)
 
 
-def tell_news(before: Counts, store: IndexStore, on_event: OnEvent, design: str) -> Counts:
+def tell_news(
+    before: IndexCounts, store: IndexStore, on_event: OnEvent, design: str
+) -> IndexCounts:
     """Tell what has happened since the counters stood so; return where they stand now."""
     now = counts_of(store)
     if before.building and not now.building:
@@ -255,7 +257,7 @@ class SourceVBuckets:
     def __init__(
         self,
         reactor: Any,
-        source: Source,
+        source: IndexSource,
         index: Following,
         replica: Following | None,
         *,
@@ -366,7 +368,7 @@ class Following:
         reactor: Any,
         name: str,
         open_store: Callable[[], IndexStore],
-        source: Source,
+        source: IndexSource,
         endpoint: MakeEndpoint,
         settings: IndexSettings,
         on_event: OnEvent,
@@ -378,8 +380,10 @@ class Following:
         self.progress = Signal()
         self.at_end: list[Callable[[], None]] = []
         self.store: IndexStore | None = None
-        self.streams = Streams(reactor, name, source, endpoint, self.progress, replicas=of_replicas)
-        self.fault = Fault(name, on_event)
+        self.streams = IndexStreams(
+            reactor, name, source, endpoint, self.progress, replicas=of_replicas
+        )
+        self.fault = IndexFault(name, on_event)
         self._vbuckets = SourceVBuckets(reactor, source, self, replica, replicas=of_replicas)
         self._reactor, self._name, self._open_store = reactor, name, open_store
         self._source, self._settings, self._on_event = source, settings, on_event
@@ -545,7 +549,7 @@ class Following:
             and has_all(found.positions.get(vb), found.facts.get(vb), log, seqnos[vb])
         )
 
-    def damaged(self, file: OpenFile, error: Damaged) -> None:
+    def damaged(self, file: OpenFile, error: IndexDamaged) -> None:
         """A reader has found a block of a file that cannot be read: it is built again."""
         updater = self._updater
         if updater is None or updater.store.files.current is not file:
@@ -591,7 +595,9 @@ class Following:
         return await updater.do(lambda: what(updater.store))
 
 
-def has_all(position: Position | None, facts: Facts | None, log: FailoverLog, high: int) -> bool:
+def has_all(
+    position: IndexPosition | None, facts: Facts | None, log: FailoverLog, high: int
+) -> bool:
     """Return whether an index that stands here has all of a history up to its high seqno."""
     seqno = 0 if position is None else position.seqno
     if not seqno or facts is None or not facts.log:

@@ -16,8 +16,8 @@ from uprmc.client.errors import ClientError
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design
 from uprmc.index.errors import (
-    Damaged,
-    Refused,
+    IndexDamaged,
+    QueryRefused,
     Replaced,
     bad_request,
     outdated,
@@ -26,12 +26,12 @@ from uprmc.index.errors import (
 )
 from uprmc.index.following import Following, is_of, is_reached
 from uprmc.index.model import Stale, Token
-from uprmc.index.source import Source
+from uprmc.index.source import IndexSource
 from uprmc.index.store import IndexStore
 from uprmc.index.streams import Level
 from uprmc.index.updater import Stopped
 from uprmc.index.vbucket_sets import Wish, bitmap, contradiction, numbers, wished
-from uprmc.index.view import Snapshot, View, taken
+from uprmc.index.view import PublishedView, Snapshot, taken
 from uprmc.index.waiting import Deadline, pause
 from uprmc.units import in_ranges
 
@@ -56,7 +56,7 @@ class Freshness:
         runs: how many have been made.
     """
 
-    def __init__(self, reactor: Any, following: Following, source: Source) -> None:
+    def __init__(self, reactor: Any, following: Following, source: IndexSource) -> None:
         self.runs = 0
         self._reactor, self._following, self._source = reactor, following, source
         self._waiting: list[Deferred[Level | None]] = []
@@ -146,7 +146,7 @@ class Group:
         reactor: Any,
         design: Design,
         following: Following,
-        source: Source,
+        source: IndexSource,
         settings: IndexSettings,
     ) -> None:
         self.design, self.following = design, following
@@ -164,7 +164,7 @@ class Group:
         epoch: int | None,
         timeout_s: float,
     ) -> Snapshot:
-        """Return a state that is as fresh as wanted; raise `Refused`."""
+        """Return a state that is as fresh as wanted; raise `QueryRefused`."""
         self._admit()
         self.waiting += 1
         try:
@@ -193,7 +193,7 @@ class Group:
 
     def _admit(self) -> None:
         if self.waiting >= self._settings.waiting:
-            raise Refused(503, "busy", f"{self.waiting} requests wait for this index already")
+            raise QueryRefused(503, "busy", f"{self.waiting} requests wait for this index already")
 
     async def _open(self, deadline: Deadline) -> IndexStore:
         """Return the store once it is open."""
@@ -213,14 +213,14 @@ class Group:
         if self.following.has_ended:
             raise Replaced
 
-    def _too_late(self, what: str) -> Refused:
+    def _too_late(self, what: str) -> QueryRefused:
         """Return the refusal of a request that has waited for long enough."""
         fault = self.following.fault.text
         if fault:
-            return Refused(503, "unavailable", f"there was no time {what}: {fault}")
+            return QueryRefused(503, "unavailable", f"there was no time {what}: {fault}")
         why = self._source.error or self.following.streams.failure
         if why:
-            return Refused(503, "source_away", f"timed out waiting for {what}: {why}")
+            return QueryRefused(503, "source_away", f"timed out waiting for {what}: {why}")
         return timed_out(f"timed out waiting for {what}")
 
     async def _placed(
@@ -274,7 +274,7 @@ class Group:
     # --- versions -------------------------------------------------------------------------------
 
     async def _version(self, token: Token, deadline: Deadline) -> None:
-        """Return when a version is indexed; raise `Refused` when it never can be (row I27)."""
+        """Return when a version is indexed; raise `QueryRefused` when it never can be (row I27)."""
         total = self._source.total
         if token.vbucket < 0 or (total and token.vbucket >= total):
             raise bad_request(f"there is no vBucket {token.vbucket}")
@@ -303,7 +303,7 @@ class Group:
         return store is not None and _has(store.view, token)
 
     async def monitor(self, vbucket: int, seqno: int, vb_uuid: int, timeout_s: float) -> None:
-        """Return when a version is indexed; raise `Refused`."""
+        """Return when a version is indexed; raise `QueryRefused`."""
         self._admit()
         self.waiting += 1
         try:
@@ -322,7 +322,7 @@ class Group:
         pause: frozenset[int] | None,
         epoch: int | None,
     ) -> None:
-        """Take over the states of vBuckets; ``None`` = not named. Raise `Refused`."""
+        """Take over the states of vBuckets; ``None`` = not named. Raise `QueryRefused`."""
         wish = Wish(_bits(active), _bits(passive), _bits(cleanup), _bits(pause), epoch)
         why = contradiction(wish)
         if why is not None:
@@ -333,12 +333,12 @@ class Group:
         known = store.view.states.epoch
         if epoch is not None and epoch < known:
             reason = f"the epoch {epoch} is older than {known}, which was set before"
-            raise Refused(409, "old_epoch", reason, epoch=known)
+            raise QueryRefused(409, "old_epoch", reason, epoch=known)
         try:
             await self.following.change_states(lambda states: wished(states, wish))
             await self.following.do(lambda store: store.write_header())
         except Stopped:
-            raise Refused(503, "unavailable", "the index is not open; ask again") from None
+            raise QueryRefused(503, "unavailable", "the index is not open; ask again") from None
 
     async def _take_over(self, vbuckets: int) -> None:
         """Have rows that the replica index has moved; what cannot be moved is indexed again."""
@@ -396,7 +396,7 @@ class Group:
         counts = [tree.count for tree in store.view.trees.views]
         return dict(zip((view.name for view in self.design.views), counts, strict=True))
 
-    def damaged(self, snapshot: Snapshot, error: Damaged) -> None:
+    def damaged(self, snapshot: Snapshot, error: IndexDamaged) -> None:
         """What a snapshot reads is damaged."""
         self.following.damaged(snapshot.file, error)
 
@@ -405,7 +405,7 @@ class Group:
         try:
             await self.following.do(lambda store: store.begin_compaction())
         except Stopped:
-            raise Refused(503, "unavailable", "the index is not open; ask again") from None
+            raise QueryRefused(503, "unavailable", "the index is not open; ask again") from None
 
     def info(self) -> dict[str, Any]:
         """Return what ``_info`` shows; any thread may call it."""
@@ -489,13 +489,13 @@ class Group:
         }
 
 
-def _has(view: View, token: Token) -> bool:
+def _has(view: PublishedView, token: Token) -> bool:
     facts = view.facts.get(token.vbucket)
     position = view.positions.get(token.vbucket)
     return facts is not None and is_reached(position, facts.log, token)
 
 
-def _check(view: View, shown: int, level: Level | None, at: Sequence[Token]) -> None:
+def _check(view: PublishedView, shown: int, level: Level | None, at: Sequence[Token]) -> None:
     """Raise `_Again` if a view has not all of what is shown that a request has waited for."""
     if level is not None and view.course is not level.course:
         raise _Again("the index, which went back, to catch up")

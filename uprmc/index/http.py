@@ -20,10 +20,10 @@ from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
 from uprmc.config import IndexSettings
-from uprmc.index.account import Account, Holding, cost_of
-from uprmc.index.errors import Damaged, Refused
+from uprmc.index.account import AnswerAccount, Holding, cost_of
+from uprmc.index.errors import IndexDamaged, QueryRefused
 from uprmc.index.http_request import UNSENT_MAX_BYTES, http_request, path_parts
-from uprmc.index.pages import Pages, Reply, json_reply, traceback_of
+from uprmc.index.pages import IndexPages, Reply, json_reply, traceback_of
 from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
 from uprmc.login.users import Role
@@ -44,7 +44,7 @@ def role_of_views(request: Request) -> Role | None:
     is_read = request.method in (b"GET", b"HEAD")
     try:
         path = path_parts(request)
-    except Refused:
+    except QueryRefused:
         path = ()  # it is refused to whoever may come in
     if is_read:
         return Role.MONITOR if path in (("",), ("metrics",)) else Role.READ
@@ -57,7 +57,7 @@ class _Root(Resource):
 
     isLeaf = True
 
-    def __init__(self, pages: Pages, origins: str) -> None:
+    def __init__(self, pages: IndexPages, origins: str) -> None:
         super().__init__()
         self._pages = pages
         self._origins = frozenset(each.strip() for each in origins.split(",") if each.strip())
@@ -82,12 +82,12 @@ class _Root(Resource):
         handler = handlers.get("GET" if it.method == "HEAD" else it.method)
         if it.method not in ("GET", "HEAD") and request.getHeader("origin") and not shared:
             reason = "web pages may change nothing here unless index.cors_origins names them"
-            raise Refused(403, "forbidden", reason)
+            raise QueryRefused(403, "forbidden", reason)
         if handler is None:
             allowed = [*handlers, *(["HEAD"] if "GET" in handlers else [])]
             request.setHeader(b"Allow", ", ".join(allowed).encode())
             reason = f"only {' and '.join(allowed)} {'works' if len(allowed) == 1 else 'work'} here"
-            raise Refused(405, "method_not_allowed", reason)
+            raise QueryRefused(405, "method_not_allowed", reason)
         return await handler(request, it)
 
     def _share(self, request: Request) -> bool:
@@ -105,13 +105,15 @@ class _Root(Resource):
         if failure.check(CancelledError):
             return
         error = failure.value
-        if isinstance(error, Damaged | OSError):
+        if isinstance(error, IndexDamaged | OSError):
             _LOG.error("request failed: %r: %s", request.path, error)
-            more = "; the index is built again" if isinstance(error, Damaged) else ""
-            error = Refused(500, "unreadable", f"a file of the index cannot be used: {error}{more}")
-        if not isinstance(error, Refused):
+            more = "; the index is built again" if isinstance(error, IndexDamaged) else ""
+            error = QueryRefused(
+                500, "unreadable", f"a file of the index cannot be used: {error}{more}"
+            )
+        if not isinstance(error, QueryRefused):
             _LOG.error("request failed: %r", request.path, exc_info=traceback_of(failure))
-            error = Refused(500, "internal_error", "this request failed; the log says why")
+            error = QueryRefused(500, "internal_error", "this request failed; the log says why")
         self._pages.times.refuse(error.error)
         if request.startedWriting:
             cast(Any, request).channel.forceAbortClient()
@@ -179,7 +181,7 @@ class ViewsSite(LimitedSite):
 
     protocol = _Channel
 
-    def __init__(self, root: IResource, reactor: Any, memory: Account, **named: Any) -> None:
+    def __init__(self, root: IResource, reactor: Any, memory: AnswerAccount, **named: Any) -> None:
         super().__init__(root, reactor, account=memory, **named)
         self.memory = memory
         self.requestFactory = _Request
@@ -194,9 +196,9 @@ def views_site(
     scatter: Scatter | None = None,
     hosts: KnownHosts | None = None,
 ) -> ViewsSite:
-    """Return the site; see `Pages`. The caller starts and stops the pool."""
-    memory = Account(settings.request_memory)
-    pages = Pages(service, settings, reactor, pool, addresses, memory, scatter)
+    """Return the site; see `IndexPages`. The caller starts and stops the pool."""
+    memory = AnswerAccount(settings.request_memory)
+    pages = IndexPages(service, settings, reactor, pool, addresses, memory, scatter)
     return ViewsSite(
         cast(IResource, _Root(pages, settings.cors_origins)),
         reactor,

@@ -18,7 +18,7 @@ from twisted.web.server import Request
 from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.index.design import NAME_RULE, is_name
-from uprmc.index.errors import Refused, bad_request
+from uprmc.index.errors import QueryRefused, bad_request
 from uprmc.index.json_text import strict_json
 from uprmc.index.query_options import Query
 from uprmc.metrics import Metric
@@ -41,7 +41,7 @@ class HttpRequest(NamedTuple):
 
 
 def http_request(request: Request) -> HttpRequest:
-    """Take a request apart; raise `Refused`."""
+    """Take a request apart; raise `QueryRefused`."""
     query = request.uri.partition(b"?")[2]
     content = cast(Any, request.content)
     return HttpRequest(
@@ -84,14 +84,14 @@ def _options(query: bytes) -> tuple[tuple[str, str], ...]:
 
 
 def checked_name(kind: str, name: str) -> str:
-    """Return the name of a design or a view; raise `Refused` for what none can have."""
+    """Return the name of a design or a view; raise `QueryRefused` for what none can have."""
     if not is_name(name):
         raise bad_request(f"no {kind} has such a name: {name[:60]!a}; names are {NAME_RULE}")
     return name
 
 
 def json_body(body: bytes) -> Any:
-    """Return the JSON value of a body; raise `Refused`."""
+    """Return the JSON value of a body; raise `QueryRefused`."""
     try:
         return strict_json(body)
     except ValueError as error:
@@ -99,10 +99,10 @@ def json_body(body: bytes) -> Any:
 
 
 def json_object(body: bytes, *known: str) -> dict[str, Any]:
-    """Return the members of a body; raise `Refused` if one is unknown."""
+    """Return the members of a body; raise `QueryRefused` if one is unknown."""
     if len(body) > COMMAND_MAX_BYTES:
         reason = f"the body of a command has {COMMAND_MAX_BYTES} bytes at most"
-        raise Refused(413, "too_large", reason)
+        raise QueryRefused(413, "too_large", reason)
     found = json_body(body) if body else {}
     if not isinstance(found, dict):
         raise bad_request("the body is a JSON object")
@@ -115,7 +115,7 @@ def json_object(body: bytes, *known: str) -> dict[str, Any]:
 
 
 def url_options(options: tuple[tuple[str, str], ...], *known: str) -> dict[str, str]:
-    """Return the options of a URL; raise `Refused` if one is unknown or there twice."""
+    """Return the options of a URL; raise `QueryRefused` if one is unknown or there twice."""
     found: dict[str, str] = {}
     for name, text in options:
         if name not in known:
@@ -127,7 +127,7 @@ def url_options(options: tuple[tuple[str, str], ...], *known: str) -> dict[str, 
 
 
 def number(name: str, value: Any, most: int = 2**64 - 1) -> int:
-    """Return a whole number that a body names, as such or as text; raise `Refused`."""
+    """Return a whole number that a body names, as such or as text; raise `QueryRefused`."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 20:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most:
@@ -136,7 +136,7 @@ def number(name: str, value: Any, most: int = 2**64 - 1) -> int:
 
 
 def vbuckets(name: str, value: Any) -> frozenset[int]:
-    """Return the vBuckets that a body lists; raise `Refused`."""
+    """Return the vBuckets that a body lists; raise `QueryRefused`."""
     if not isinstance(value, list):
         raise bad_request(f"{name} is an array of vBuckets")
     return frozenset(number(name, each, 65_535) for each in value)
@@ -198,7 +198,7 @@ class ThreadPieces:
 
 
 @implementer(IPushProducer)
-class Answer:
+class HttpAnswer:
     """Sends one answer.
 
     Args:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from uprmc.index.errors import Damaged
+from uprmc.index.errors import IndexDamaged
 from uprmc.index.model import Reducer
-from uprmc.index.tree import Header, IndexFile, Position, Tree
+from uprmc.index.tree import Header, IndexFile, IndexPosition, Tree
 from uprmc.index.tree.nodes import Inner, Pointer
 from uprmc.index.vbucket_sets import States
 from uprmc.index.versions import Edit
@@ -20,7 +20,7 @@ from uprmc.model import FailoverEntry, FailoverLog
 # --- readers --------------------------------------------------------------------------------------
 
 
-class Readers:
+class FileReaders:
     """The readers of a file: it is closed when it is out of use and the last of them is done.
 
     Readers stream answers for as long as their clients take, while a compaction may have put
@@ -102,7 +102,7 @@ class Facts(NamedTuple):
 class Contents(NamedTuple):
     """What a header holds, but for its trees."""
 
-    positions: Mapping[int, Position]  # where each vBucket stands
+    positions: Mapping[int, IndexPosition]  # where each vBucket stands
     facts: Mapping[int, Facts]  # of each
     states: States  # of all
     docs_mapped: int = 0  # since the index was begun
@@ -110,7 +110,7 @@ class Contents(NamedTuple):
     headers: int = 0  # how many there are, this one included
 
 
-class Trees(NamedTuple):
+class IndexTrees(NamedTuple):
     """The id tree, and that of each view."""
 
     ids: Tree
@@ -129,13 +129,13 @@ class Trees(NamedTuple):
         """Return the values that the id tree has of these keys."""
         return {key: entry.value for key, entry in self.ids.get_many(keys).items()}
 
-    def edited(self, edits: Sequence[Edit], dropped: int) -> Trees:
+    def edited(self, edits: Sequence[Edit], dropped: int) -> IndexTrees:
         """Return the trees after an edit of each, and without rows of `dropped`, a bitmap."""
         ids, *views = [
             tree.update(edit.removals, cast(Any, edit.insertions), drop_vbuckets=dropped)
             for tree, edit in zip((self.ids, *self.views), edits, strict=True)
         ]
-        return Trees(ids, tuple(views))
+        return IndexTrees(ids, tuple(views))
 
 
 class OpenFile:
@@ -151,7 +151,7 @@ class OpenFile:
 
     def __init__(self, path: Path, file: IndexFile, reducers: Sequence[Reducer | None]) -> None:
         self.path, self.file, self.reducers = path, file, tuple(reducers)
-        self.readers = Readers(file.close)
+        self.readers = FileReaders(file.close)
         self._first: Header | None = None
         self.headers = contents_of(file.header).headers
 
@@ -167,21 +167,21 @@ class OpenFile:
         self.file.truncate_to(header)
         self.headers = contents_of(header).headers
 
-    def trees(self, header: Header | None = None) -> Trees:
+    def trees(self, header: Header | None = None) -> IndexTrees:
         """Return the trees of a header; empty ones without."""
         roots = header.roots if header is not None else ()
         return self.trees_of(roots or (None,) * (1 + len(self.reducers)))
 
-    def trees_of(self, roots: Sequence[Pointer | None]) -> Trees:
+    def trees_of(self, roots: Sequence[Pointer | None]) -> IndexTrees:
         """Return the trees with these roots: that of the id tree, then of each view's."""
         views = zip(roots[1:], self.reducers, strict=True)
-        return Trees(
+        return IndexTrees(
             Tree(self.file, roots[0]),
             tuple(Tree(self.file, root, reducer) for root, reducer in views),
         )
 
     def write_header(
-        self, trees: Trees, contents: Contents, *, signature: str, num_vbuckets: int
+        self, trees: IndexTrees, contents: Contents, *, signature: str, num_vbuckets: int
     ) -> Header:
         """Write and sync a header."""
         roots = tuple(tree.root for tree in (trees.ids, *trees.views))
@@ -242,7 +242,7 @@ def contents_of(header: Header | None) -> Contents:
         docs_mapped, instance = int(extra["docs_mapped"]), str(extra["instance"])
         headers = int(extra.get("headers", 1))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise Damaged(f"a header's facts cannot be read: {error!r}") from None
+        raise IndexDamaged(f"a header's facts cannot be read: {error!r}") from None
     facts = {
         vbucket: Facts(
             tuple(FailoverEntry(*entry) for entry in log),
@@ -318,7 +318,7 @@ class Files:
         path = self._path(number)
         try:
             return [OpenFile(path, IndexFile.open(path), self._reducers)]
-        except Damaged as error:
+        except IndexDamaged as error:
             _LOG.warning("an index file is removed: %s", error)
             path.unlink()
             return []
@@ -342,7 +342,7 @@ class Files:
     # --- going back -----------------------------------------------------------------------------
 
     def header_below(
-        self, vbucket: int, seqno: int, positions: Mapping[int, Position]
+        self, vbucket: int, seqno: int, positions: Mapping[int, IndexPosition]
     ) -> tuple[OpenFile, Header] | None:
         """Return the newest header at which a vBucket stands at or below a seqno (row I19).
 
@@ -410,12 +410,12 @@ class Files:
                 file.readers.retire()
 
 
-def _standing(positions: Mapping[int, Position]) -> set[int]:
+def _standing(positions: Mapping[int, IndexPosition]) -> set[int]:
     """Return the vBuckets that may have rows."""
     return {vbucket for vbucket, at in positions.items() if at.seqno}
 
 
-def _distance(back: Mapping[int, Position], here: Mapping[int, Position]) -> int:
+def _distance(back: Mapping[int, IndexPosition], here: Mapping[int, IndexPosition]) -> int:
     """Return how many changes lie between two positions, over all vBuckets."""
-    start = Position(0, 0, 0)
+    start = IndexPosition(0, 0, 0)
     return sum(max(0, at.seqno - back.get(vb, start).seqno) for vb, at in here.items())

@@ -48,7 +48,7 @@ class Order(NamedTuple):
     reduced: bool  # rows are groups; without an id
 
 
-class Row(NamedTuple):
+class MergedRow(NamedTuple):
     """A row's place, and its text.
 
     Attributes:
@@ -89,7 +89,7 @@ class NodeRows:
 
     def __init__(self, node: str, lines: LineSource, order: Order) -> None:
         self.node, self._lines, self._order = node, lines, order
-        self.head: Row | None = None
+        self.head: MergedRow | None = None
         self.position = 0
         self.total_rows = 0
         self.update_seq: Mapping[str, int] = {}
@@ -145,7 +145,7 @@ class NodeRows:
         self._lines.close()
 
 
-def row_of(line: bytes, order: Order) -> Row:
+def row_of(line: bytes, order: Order) -> MergedRow:
     """Return a row of an answer; raise `ValueError` if it is none of ours."""
     text = line.removesuffix(b",").decode()
     if order.reduced:
@@ -153,10 +153,10 @@ def row_of(line: bytes, order: Order) -> Row:
         begin = _after(text, ',"value":', end)
         shown = text[7:end].encode()
         value = text[begin:-1].encode()
-        return Row(sort_key(key, order.collation), b"", shown, value, text.encode())
+        return MergedRow(sort_key(key, order.collation), b"", shown, value, text.encode())
     doc_id, end = _member(text, '{"id":', 0)
     key, _ = _member(text, ',"key":', end)
-    return Row(sort_key(key, order.collation), id_bytes(doc_id), b"", b"", text.encode())
+    return MergedRow(sort_key(key, order.collation), id_bytes(doc_id), b"", b"", text.encode())
 
 
 def _member(text: str, name: str, start: int) -> tuple[Any, int]:

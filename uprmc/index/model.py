@@ -7,9 +7,9 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 __all__ = [
-    "Document",
     "Emission",
     "Entry",
+    "IndexedDocument",
     "Lost",
     "Mapped",
     "Mapper",
@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 
-class Document(NamedTuple):
+class IndexedDocument(NamedTuple):
     """A version of a document, as it came over a stream.
 
     Attributes:
@@ -65,7 +65,7 @@ class Mapper(Protocol):
     def log(self) -> Collection[tuple[str, str]]:
         """What functions have logged last: (id of the document, text); any thread may ask."""
 
-    def map(self, documents: Sequence[Document]) -> list[Mapped]:
+    def map(self, documents: Sequence[IndexedDocument]) -> list[Mapped]:
         """Return what each document gives, in their order; never raises for what one does."""
 
     def give_up(self) -> None:

@@ -25,7 +25,7 @@ from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResp
 from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.index.account import Holding
-from uprmc.index.errors import Refused
+from uprmc.index.errors import QueryRefused
 from uprmc.index.json_text import strict_json
 from uprmc.login.credentials import Credentials, basic_auth
 from uprmc.places import parsed
@@ -277,15 +277,17 @@ class NodeClient:
         return b"\n".join(found)
 
 
-def refusal(status: int, content: bytes) -> Refused:
+def refusal(status: int, content: bytes) -> QueryRefused:
     """Return what a node refused with, as our own refusal."""
     try:
         told: Mapping[str, Any] = dict(strict_json(content))
         error, reason = str(told["error"]), str(told["reason"])
     except (ValueError, TypeError, KeyError):
-        return Refused(502, "bad_answer", f"a node answered with status {status} and no reason")
+        return QueryRefused(
+            502, "bad_answer", f"a node answered with status {status} and no reason"
+        )
     fields = {name: each for name, each in told.items() if name not in ("error", "reason")}
-    refused = Refused(status, error, reason)
+    refused = QueryRefused(status, error, reason)
     refused.fields = fields
     return refused
 

@@ -18,13 +18,13 @@ from twisted.web.server import Request
 
 from uprmc import __version__
 from uprmc.config import IndexSettings
-from uprmc.index.account import Account, Holding
+from uprmc.index.account import AnswerAccount, Holding
 from uprmc.index.design import BUCKET, DESIGNS, Design
 from uprmc.index.errors import (
-    Damaged,
-    Refused,
+    IndexDamaged,
+    IndexRolledBack,
+    QueryRefused,
     Replaced,
-    RolledBack,
     bad_request,
     not_found,
     outdated,
@@ -32,7 +32,7 @@ from uprmc.index.errors import (
 from uprmc.index.group import Group
 from uprmc.index.http_request import (
     UNSENT_MAX_BYTES,
-    Answer,
+    HttpAnswer,
     HttpRequest,
     Pieces,
     QueryTimes,
@@ -83,7 +83,7 @@ class ViewPage:
         pool: Any,
         addresses: Callable[[], list[str]],
         times: QueryTimes,
-        memory: Account,
+        memory: AnswerAccount,
         scatter: Scatter | None,
     ) -> None:
         self._service, self._settings, self._reactor = service, settings, reactor
@@ -91,7 +91,7 @@ class ViewPage:
         self._memory, self._scatter = memory, scatter
 
     async def answer(self, request: Request, it: HttpRequest) -> None:
-        """Answer a query; raise `Refused` before anything is sent.
+        """Answer a query; raise `QueryRefused` before anything is sent.
 
         A query that waits for an index that ends waits for the one in its place.
         """
@@ -148,7 +148,7 @@ class ViewPage:
             return Query.parse(it.options, body, reduces=reduces, collation=collation)
 
         if len(it.body) > self._settings.max_request_bytes:
-            raise Refused(413, "too_large", "the body is larger than index.max_request_bytes")
+            raise QueryRefused(413, "too_large", "the body is larger than index.max_request_bytes")
         if len(it.body) + sum(len(text) for _, text in it.options) <= _AT_ONCE_BYTES:
             return read()
         return cast(Query, await deferToThreadPool(self._reactor, self._pool, read))
@@ -159,7 +159,7 @@ class ViewPage:
         for attempt in count(1):
             try:
                 await self._attempt(request, group, view_index, query, began)
-            except RolledBack:
+            except IndexRolledBack:
                 if request.startedWriting or attempt == _ATTEMPTS:
                     raise
             else:
@@ -168,7 +168,7 @@ class ViewPage:
     async def _attempt(
         self, request: Request, group: Group, view_index: int, query: Query, began: float
     ) -> None:
-        """Answer from one snapshot; raise `RolledBack` if what it reads was cut off meanwhile."""
+        """Answer from one snapshot; raise `IndexRolledBack` if that was cut off meanwhile."""
         timeout_s = query.timeout_s or self._settings.connection_timeout_s
         vbuckets = partition_of(query, self._addresses())
         if query.signature not in ("", group.design.signature):
@@ -185,7 +185,7 @@ class ViewPage:
             snapshot.release()
             memory.release()
             error = None if failure is None else failure.value
-            if isinstance(error, Damaged) and not isinstance(error, RolledBack):
+            if isinstance(error, IndexDamaged) and not isinstance(error, IndexRolledBack):
                 group.damaged(snapshot, error)
 
         pieces = run(
@@ -208,7 +208,7 @@ class ViewPage:
         """Send an answer in pieces; `ended` is called when it is over."""
         request.setHeader(b"Content-Type", b"application/json")
         request.setHeader(b"Cache-Control", b"no-store")
-        await Answer(
+        await HttpAnswer(
             request,
             pieces,
             reactor=self._reactor,
@@ -229,7 +229,7 @@ class ViewPage:
             if failure is not None and not request.startedWriting:
                 return  # it is answered, and counted, as a refusal
             if failure is not None:
-                if failure.check(Damaged, OSError):
+                if failure.check(IndexDamaged, OSError):
                     _LOG.error("answer failed: %s", failure.value)
                 else:
                     _LOG.error("answer failed", exc_info=traceback_of(failure))
@@ -303,7 +303,7 @@ _NO_PAGE = f"there is no such page; designs are at {DESIGNS}/NAME"
 _Handler = Callable[[Request, HttpRequest], Awaitable[Reply | None]]
 
 
-class Pages:
+class IndexPages:
     """What there is by path and method.
 
     Args:
@@ -322,7 +322,7 @@ class Pages:
         reactor: Any,
         pool: Any,
         addresses: Callable[[], list[str]],
-        memory: Account,
+        memory: AnswerAccount,
         scatter: Scatter | None = None,
     ) -> None:
         self._service, self._settings, self._scatter = service, settings, scatter
@@ -335,7 +335,7 @@ class Pages:
         self._in_thread: Callable[..., Deferred[Any]] = partial(deferToThreadPool, reactor, pool)
 
     def handlers(self, path: tuple[str, ...]) -> dict[str, _Handler]:
-        """Return what each method does with a path; raise `Refused` if there is no such path."""
+        """Return what each method does with a path; raise `QueryRefused` if there is none such."""
         match path:
             case ("",):
                 return {"GET": self._root}
@@ -402,7 +402,7 @@ class Pages:
     def _listed(self, name: str) -> dict[str, Any]:
         try:
             group = self._service.group(name)
-        except Refused as refused:  # it is on disk, and cannot be opened
+        except QueryRefused as refused:  # it is on disk, and cannot be opened
             failed = {"id": f"_design/{name}", "name": name, "views": [], "rows": {}}
             return {**failed, "state": "failed", "signature": "", "error": refused.reason}
         return {
@@ -422,7 +422,7 @@ class Pages:
             return Reply(200, self._service.group(name, "rev" in options).design.text)
         try:
             design = self._service.get(name)
-        except Refused as refused:
+        except QueryRefused as refused:
             if self._scatter is None or refused.status != 404:
                 raise
             design = await self._scatter.design(name)
@@ -433,7 +433,9 @@ class Pages:
         if not it.body:
             raise bad_request("the body is the design, a JSON object with views")
         if len(it.body) > self._settings.max_definition_bytes:
-            raise Refused(413, "too_large", "the design is larger than index.max_definition_bytes")
+            raise QueryRefused(
+                413, "too_large", "the design is larger than index.max_definition_bytes"
+            )
         await designs.put(name, it.body)
         return _done(201, name)
 
@@ -464,7 +466,7 @@ class Pages:
         """Answer for this node; a merger without the design answers with what the others say."""
         try:
             group = self._group(it)
-        except Refused as refused:
+        except QueryRefused as refused:
             options = dict(it.options)
             if self._scatter is None or "local" in options or refused.status != 404:
                 raise

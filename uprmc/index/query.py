@@ -63,7 +63,7 @@ class _LostOnes:
         return json.dumps(self._ids)[1:-1] + (f" and {more} more" if more else "")
 
 
-class Run:
+class QueryRun:
     """One answer in the making.
 
     Args:
@@ -281,7 +281,7 @@ def run(
 
     Making a piece reads the index file and blocks. Releasing the snapshot is the caller's affair.
     """
-    making = Run(
+    making = QueryRun(
         query,
         snapshot.tree(view_index),
         snapshot.wanted,

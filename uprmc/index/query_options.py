@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from uprmc.index.collation import Collation, sort_key
-from uprmc.index.errors import Refused, bad_request
+from uprmc.index.errors import QueryRefused, bad_request
 from uprmc.index.json_text import strict_json
 from uprmc.index.model import Stale, Token
 from uprmc.index.rows import id_bytes, id_text
@@ -65,7 +65,7 @@ UPDATE = {"true": Stale.FALSE, "false": Stale.OK, "lazy": Stale.UPDATE_AFTER}
 
 
 def json_of(name: str, text: str) -> Any:
-    """Return the value of an option of a URL that is JSON; raise `Refused`."""
+    """Return the value of an option of a URL that is JSON; raise `QueryRefused`."""
     try:
         return strict_json(text)
     except ValueError as error:
@@ -141,7 +141,7 @@ def _tokens(name: str, value: Any) -> list[str]:
 
 
 def token_of(name: str, text: str) -> Token:
-    """Return a version as ``vb:uuid:seqno`` says it; raise `Refused`."""
+    """Return a version as ``vb:uuid:seqno`` says it; raise `QueryRefused`."""
     found = _TOKEN.fullmatch(text.strip())
     if found is None or max(int(found[2]), int(found[3])) > _U64_MAX:
         raise bad_request(f"{name}: {text!r} is not vb:uuid:seqno")
@@ -444,4 +444,6 @@ def partition_of(query: Query, addresses: Iterable[str]) -> frozenset[int] | Non
             return query.partitions[address]
     if len(query.partitions) == 1:
         return next(iter(query.partitions.values()))
-    raise Refused(400, "bad_request", "partitions does not name this node", addresses=[*addresses])
+    raise QueryRefused(
+        400, "bad_request", "partitions does not name this node", addresses=[*addresses]
+    )

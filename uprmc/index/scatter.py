@@ -21,9 +21,9 @@ from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
 from uprmc.config import IndexSettings
-from uprmc.index.account import Account, Holding
+from uprmc.index.account import AnswerAccount, Holding
 from uprmc.index.design import BUCKET, DESIGNS, Design, design_path
-from uprmc.index.errors import Refused, bad_request, outdated
+from uprmc.index.errors import QueryRefused, bad_request, outdated
 from uprmc.index.json_text import strict_json
 from uprmc.index.mapping import make_reducer
 from uprmc.index.merge import Merged, NodeRows, Order
@@ -59,20 +59,20 @@ class AllNodes:
         self._timeout_s = timeout_s
 
     async def put(self, name: str, body: bytes) -> None:
-        """Put a design on all nodes; raise `Refused`, naming those that lack it."""
+        """Put a design on all nodes; raise `QueryRefused`, naming those that lack it."""
         await self._everywhere("PUT", design_path(name), body, f"lack design {name!r}")
 
     async def delete(self, name: str) -> None:
-        """Delete a design on all nodes; raise `Refused`, naming those that still have it."""
+        """Delete a design on all nodes; raise `QueryRefused`, naming those that have it."""
         await self._everywhere("DELETE", design_path(name), None, f"still have design {name!r}")
 
     async def undo(self, name: str) -> None:
-        """Undo the last change on all nodes; raise `Refused`, naming those that still have it."""
+        """Undo the last change on all nodes; raise `QueryRefused`, naming those that have it."""
         what = f"still have the last change of design {name!r}"
         await self._everywhere("POST", design_path(name, "_undo"), b"", what)
 
     async def listed(self) -> dict[str, Any]:
-        """Return by name how nodes list their designs; raise `Refused` if no node answers."""
+        """Return by name how nodes list their designs; raise `QueryRefused` if no node answers."""
         answers = await self.asked(f"{DESIGNS}?local=true")
         found: dict[str, Any] = {}
         for answer in answers.values():
@@ -83,7 +83,7 @@ class AllNodes:
         return found
 
     async def info(self, name: str) -> dict[str, Any]:
-        """Return what each node says of a design; raise `Refused` if none has it."""
+        """Return what each node says of a design; raise `QueryRefused` if none has it."""
         answers = await self.asked(f"{design_path(name, '_info')}?local=true")
         nodes = {
             node: answer if isinstance(answer, dict) else {"error": str(answer)}
@@ -93,12 +93,12 @@ class AllNodes:
         return {"name": name, "state": " ".join(sorted(states)), "nodes": nodes}
 
     async def asked(self, path: str) -> dict[str, Any]:
-        """Return the answer of each node, or why it has none; raise `Refused` if all have none."""
+        """Return the answer of each node, or why not; raise `QueryRefused` if none has."""
 
         async def one(node: str) -> Any:
             try:
                 return strict_json(await self.client.fetch(node, "GET", path, None, ASK_S))
-            except (Refused, NodeFailed, ValueError) as error:
+            except (QueryRefused, NodeFailed, ValueError) as error:
                 return error
 
         found = dict(zip(self.nodes, await all_of(one(node) for node in self.nodes), strict=True))
@@ -113,7 +113,7 @@ class AllNodes:
         async def one(node: str) -> Exception | None:
             try:
                 await self.client.fetch(node, method, path, body, self._timeout_s)
-            except (Refused, NodeFailed) as error:
+            except (QueryRefused, NodeFailed) as error:
                 return error
             return None
 
@@ -143,26 +143,26 @@ async def all_of(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Re
 
 
 def _status(error: Exception) -> int:
-    return error.status if isinstance(error, Refused) else 0
+    return error.status if isinstance(error, QueryRefused) else 0
 
 
-def _not_everywhere(failed: dict[str, Exception], nodes: int, what: str) -> Refused:
+def _not_everywhere(failed: dict[str, Exception], nodes: int, what: str) -> QueryRefused:
     """Return the nodes' own refusal if all agree that the request is wrong."""
     first = next(iter(failed.values()))
     same = len(failed) == nodes and len({_status(error) for error in failed.values()}) == 1
-    if isinstance(first, Refused) and same and first.status < 500:
+    if isinstance(first, QueryRefused) and same and first.status < 500:
         return first
     reasons = "; ".join(f"{node}: {error}" for node, error in failed.items())
-    return Refused(503, "not_everywhere", f"these nodes {what}: {reasons}", nodes=[*failed])
+    return QueryRefused(503, "not_everywhere", f"these nodes {what}: {reasons}", nodes=[*failed])
 
 
-def first_refusal(outcomes: Iterable[Any], silent: dict[str, str]) -> Refused:
+def first_refusal(outcomes: Iterable[Any], silent: dict[str, str]) -> QueryRefused:
     """Return why no node answers: their own refusal if all refuse."""
-    refusals = [each for each in outcomes if isinstance(each, Refused)]
+    refusals = [each for each in outcomes if isinstance(each, QueryRefused)]
     if len(refusals) == len(silent):
         return refusals[0]
     reasons = "; ".join(f"{node}: {reason}" for node, reason in silent.items())
-    return Refused(503, "unavailable", f"no index node answers: {reasons}", nodes=[*silent])
+    return QueryRefused(503, "unavailable", f"no index node answers: {reasons}", nodes=[*silent])
 
 
 # --- scatter attempt ------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class Attempt:
         known: Known,
         ends: float,
         timeout_s: float,
-        memory: Account,
+        memory: AnswerAccount,
     ) -> None:
         self._client, self._reactor, self._memory = client, reactor, memory
         self._design, self._view_index = design, view_index
@@ -245,7 +245,7 @@ class Attempt:
             if placement.signatures.get(node) not in (self._design.signature, "", None)
         ]
 
-    def lacking(self) -> Refused | None:
+    def lacking(self) -> QueryRefused | None:
         """Return the refusal if nodes that are well do not have all vBuckets together."""
         placement = self._known.placement
         for token in self._query.at:
@@ -255,7 +255,7 @@ class Attempt:
             return None
         if not placement.total:
             reason = "no index node knows yet what its source has"
-            return Refused(503, "unavailable", reason)
+            return QueryRefused(503, "unavailable", reason)
         return outdated(sorted(placement.missing), "no node has them", placement.epoch)
 
     def coming(self) -> bool:
@@ -263,7 +263,7 @@ class Attempt:
         placement = self._known.placement
         return bool(placement.missing) and placement.missing <= placement.coming
 
-    async def begin(self) -> Refused | None:
+    async def begin(self) -> QueryRefused | None:
         """Ask all nodes; return the refusal if one says that the map is outdated.
 
         Raises:
@@ -279,7 +279,7 @@ class Attempt:
             self._close()
             raise
 
-    def _judged(self, refusals: list[tuple[str, Refused]]) -> Refused | None:
+    def _judged(self, refusals: list[tuple[str, QueryRefused]]) -> QueryRefused | None:
         for _, refused in refusals:
             if refused.error == "set_view_outdated":
                 self._close()
@@ -292,7 +292,7 @@ class Attempt:
         self.errors += [{"from": node, "reason": each.reason} for node, each in refusals]
         return None
 
-    async def _one(self, node: str, vbuckets: frozenset[int]) -> tuple[str, Refused] | None:
+    async def _one(self, node: str, vbuckets: frozenset[int]) -> tuple[str, QueryRefused] | None:
         """Ask one node; its rows, or why there are none, are kept."""
         left_s = max(self._ends - self._reactor.seconds(), 0.001)
         view = self._design.views[self._view_index].name
@@ -471,15 +471,15 @@ class Scatter:
     # --- designs ------------------------------------------------------------------------------
 
     async def put(self, name: str, body: bytes) -> None:
-        """Put a design on all nodes; raise `Refused`, naming those that lack it."""
+        """Put a design on all nodes; raise `QueryRefused`, naming those that lack it."""
         await self._changed(self.all.put(name, body))
 
     async def delete(self, name: str) -> None:
-        """Delete a design on all nodes; raise `Refused`, naming those that still have it."""
+        """Delete a design on all nodes; raise `QueryRefused`, naming those that have it."""
         await self._changed(self.all.delete(name))
 
     async def undo(self, name: str) -> None:
-        """Undo the last change on all nodes; raise `Refused`, naming those that still have it."""
+        """Undo the last change on all nodes; raise `QueryRefused`, naming those that have it."""
         await self._changed(self.all.undo(name))
 
     async def _changed(self, changing: Coroutine[Any, Any, None]) -> None:
@@ -491,10 +491,10 @@ class Scatter:
             self._reducers.clear()  # of a definition that may be gone
 
     async def design(self, name: str, new: bool = False) -> Design:
-        """Return a definition, of this node or of another; raise `Refused`."""
+        """Return a definition, of this node or of another; raise `QueryRefused`."""
         try:
             return self._service.group(name, new).design
-        except Refused as error:
+        except QueryRefused as error:
             refused = error
         found: Design | None = self._designs.get((name, new))
         if found is not None:
@@ -503,10 +503,10 @@ class Scatter:
             try:
                 path = f"{design_path(name)}?local=true{'&rev=new' if new else ''}"
                 text = await self._client.fetch(node, "GET", path, None, ASK_S)
-            except Refused as error:
+            except QueryRefused as error:
                 refused = error
             except NodeFailed as failed:
-                refused = Refused(503, "unavailable", f"{node}: {failed}")
+                refused = QueryRefused(503, "unavailable", f"{node}: {failed}")
             else:
                 found = await self._parsed(name, text)
                 self._designs.put((name, new), found)
@@ -563,9 +563,9 @@ class Scatter:
     # --- queries ------------------------------------------------------------------------------
 
     async def merged(
-        self, design: Design, view_index: int, query: Query, memory: Account
+        self, design: Design, view_index: int, query: Query, memory: AnswerAccount
     ) -> Merged:
-        """Return the answer of all nodes, which has begun; raise `Refused`."""
+        """Return the answer of all nodes, which has begun; raise `QueryRefused`."""
         timeout_s = query.timeout_s or self._settings.connection_timeout_s
         ends = self._reactor.seconds() + timeout_s
         options = await self._options(query)

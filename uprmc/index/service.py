@@ -28,7 +28,7 @@ from uprmc.client.forgetting import forget
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design, named_modules
 from uprmc.index.design_folder import DesignFolder, InUse, Kept, found_in, locked
-from uprmc.index.errors import Refused, not_found
+from uprmc.index.errors import QueryRefused, not_found
 from uprmc.index.following import Following, OnEvent
 from uprmc.index.group import Group
 from uprmc.index.index_file import Files
@@ -37,7 +37,7 @@ from uprmc.index.json_text import Unreadable, portable
 from uprmc.index.mapping import make_mapper, make_reducer
 from uprmc.index.mapping.javascript import refuse_faults
 from uprmc.index.model import Lost, Reducer
-from uprmc.index.source import Source
+from uprmc.index.source import IndexSource
 from uprmc.index.source_nodes import SourceNodes, questioning
 from uprmc.index.store import IndexStore
 from uprmc.index.tree import Room, limit_cache, limit_disk
@@ -167,7 +167,9 @@ class DocumentReader:
         from_thread: has something called in the reactor's thread.
     """
 
-    def __init__(self, source: Source, from_thread: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(
+        self, source: IndexSource, from_thread: Callable[[Callable[[], object]], None]
+    ) -> None:
         self._source, self._from_thread = source, from_thread
         self._refreshed = threading.Event()
         self._closed = False
@@ -308,7 +310,7 @@ class Service:
         self._settings, self._now = settings, now
         limit_cache(settings.cache_bytes)
         limit_disk(Room(root, settings.disk_bytes, settings.disk_reserve))
-        self.source = Source(
+        self.source = IndexSource(
             reactor, nodes.places, settings.poll_s, nodes.tls, self._look, nodes.credentials
         )
         self._documents = DocumentReader(self.source, reactor.callFromThread)
@@ -341,7 +343,7 @@ class Service:
                 slot.current = await self._begun(name, folder, kept.current)
                 if kept.new:
                     slot.new = await self._begun(name, folder, kept.new)
-            except (Refused, OSError) as error:
+            except (QueryRefused, OSError) as error:
                 self._cannot_open(name, str(error))
                 if slot.current is not None:
                     await slot.current.following.stop()
@@ -395,9 +397,9 @@ class Service:
         if design is None:
             design = await self._parsed(name, folder.text(signature), from_disk=True)
             if design.signature != signature:
-                raise Refused(503, "unavailable", "its text is damaged: put it again")
+                raise QueryRefused(503, "unavailable", "its text is damaged: put it again")
             if design.javascript() and not available():
-                raise Refused(503, "unavailable", MISSING)
+                raise QueryRefused(503, "unavailable", MISSING)
         reducers = [self._reducer(design, index) for index in range(len(design.views))]
 
         def open_store(stem: str = design.signature) -> IndexStore:
@@ -453,7 +455,7 @@ class Service:
     # --- designs --------------------------------------------------------------------------------
 
     async def put(self, name: str, body: bytes) -> Design:
-        """Keep a definition and build its index, beside one that answers; raise `Refused`."""
+        """Keep a definition and build its index, beside one that answers; raise `QueryRefused`."""
         design = await self._parsed(name, body)
         await self._alone(lambda: self._put(name, design))
         return design
@@ -481,7 +483,9 @@ class Service:
     async def _put_first(self, name: str, design: Design) -> None:
         if len(self._slots.keys() | self._unopened.keys() | {name}) > self._settings.designs:
             limit = self._settings.designs
-            raise Refused(403, "too_many", f"there are {limit} designs; index.designs is the limit")
+            raise QueryRefused(
+                403, "too_many", f"there are {limit} designs; index.designs is the limit"
+            )
         folder = DesignFolder(self._root, name)
         folder.keep_text(design.signature, design.text)
         slot = _Slot(Kept(name, design.signature), folder)
@@ -571,7 +575,7 @@ class Service:
         await self._in_thread(slot.folder.drop, old)
 
     async def undo(self, name: str) -> Design:
-        """Bring the definition before the last change back; raise `Refused`."""
+        """Bring the definition before the last change back; raise `QueryRefused`."""
         slot = self._slot(name)
         if slot.new is not None and not slot.kept.old:
             await self._alone(lambda: self._give_up_new(slot))
@@ -581,14 +585,14 @@ class Service:
         return await self.put(name, slot.folder.text(slot.kept.old))
 
     def get(self, name: str) -> Design:
-        """Return the definition that was put last; raise `Refused`."""
+        """Return the definition that was put last; raise `QueryRefused`."""
         slot = self._slot(name)
         group = slot.new or slot.current
         assert group is not None
         return group.design
 
     async def delete(self, name: str) -> None:
-        """Forget a definition with its index; raise `Refused`."""
+        """Forget a definition with its index; raise `QueryRefused`."""
         if name not in self._unopened:
             self._slot(name)
         await self._alone(lambda: self._delete(name))
@@ -641,7 +645,7 @@ class Service:
         slot = self._slots.get(name)
         if slot is None and name in self._unopened:
             reason = f"design {name!r} cannot be opened: {self._unopened[name]}"
-            raise Refused(503, "unavailable", reason)
+            raise QueryRefused(503, "unavailable", reason)
         if slot is None:
             raise not_found(f"there is no design {name!r}")
         return slot

@@ -43,7 +43,7 @@ class _Survey(NamedTuple):
     total: int = 0  # vBuckets that the bucket has, 0 = not known yet
 
 
-class Source:
+class IndexSource:
     """See the module docstring. Its methods are for the reactor's thread.
 
     Args:

@@ -24,13 +24,13 @@ from uprmc.client.state import Saved
 from uprmc.config import IndexSettings
 from uprmc.index.compacting import Compactions
 from uprmc.index.errors import WentBack
-from uprmc.index.index_file import Contents, Facts, Files, OpenFile, Trees, contents_of
+from uprmc.index.index_file import Contents, Facts, Files, IndexTrees, OpenFile, contents_of
 from uprmc.index.model import Entry, Mapped, Mapper
 from uprmc.index.rows import id_key, id_text
-from uprmc.index.tree import BulkLoader, Header, Position
+from uprmc.index.tree import BulkLoader, Header, IndexPosition
 from uprmc.index.vbucket_sets import States, bitmap, numbers
 from uprmc.index.versions import Documents, Edit, Latest, advanced, edits, latest_of
-from uprmc.index.view import View
+from uprmc.index.view import PublishedView
 from uprmc.model import SnapshotRange
 from uprmc.remote.batch import Batch
 
@@ -46,7 +46,7 @@ class Standings:
         facts: what was learned of each.
     """
 
-    def __init__(self, positions: Mapping[int, Position], facts: Mapping[int, Facts]) -> None:
+    def __init__(self, positions: Mapping[int, IndexPosition], facts: Mapping[int, Facts]) -> None:
         self.positions, self.facts = dict(positions), dict(facts)
 
     def saved(self) -> dict[int, Saved]:
@@ -111,7 +111,7 @@ class FirstBuild:
             self._loader.add(key, vbucket, nothing)
         self.documents += len(documents) + len(gone)
 
-    def load(self) -> Trees:
+    def load(self) -> IndexTrees:
         """Write the trees and return them."""
         return self._file.trees_of(self._loader.finish())
 
@@ -128,7 +128,7 @@ class FirstBuild:
 _ROWS = 5_000
 
 
-def cleaning_edits(trees: Trees, vbuckets: int) -> list[Edit] | None:
+def cleaning_edits(trees: IndexTrees, vbuckets: int) -> list[Edit] | None:
     """Return edits, the id tree's first, that remove some rows of vBuckets.
 
     The id tree is cleaned last: what it has says which vBuckets have rows.
@@ -266,7 +266,9 @@ class IndexStore:
         positions = {} if building else dict(self._standings.positions)
         facts = dict(self._standings.facts)
         trees, file = self._trees, self.files.current
-        self.view = View(file, trees, positions, facts, self.states, building, self._course)
+        self.view = PublishedView(
+            file, trees, positions, facts, self.states, building, self._course
+        )
 
     # --- changes --------------------------------------------------------------------------------
 
@@ -428,11 +430,11 @@ class IndexStore:
         self._edit([Edit((), sorted(some)) for some in rows], 0)
         self._publish()
 
-    def standing(self, vbucket: int) -> tuple[Position, Facts]:
+    def standing(self, vbucket: int) -> tuple[IndexPosition, Facts]:
         """Return where a vBucket stands, and what was learned of it."""
         return self._standings.positions[vbucket], self._standings.facts_of(vbucket)
 
-    def adopt(self, vbucket: int, position: Position, facts: Facts) -> None:
+    def adopt(self, vbucket: int, position: IndexPosition, facts: Facts) -> None:
         """Stand where another index stood whose rows were imported."""
         self._standings.positions[vbucket], self._standings.facts[vbucket] = position, facts
         self._touch()

@@ -19,7 +19,7 @@ from twisted.internet.defer import ensureDeferred
 from uprmc.client.errors import ClientError
 from uprmc.client.twisted_client import MakeEndpoint, TwistedUprClient
 from uprmc.index.errors import WentBack
-from uprmc.index.source import Source
+from uprmc.index.source import IndexSource
 from uprmc.index.updater import IndexHandler, IndexState, Stopped, Updater
 from uprmc.index.vbucket_sets import States, caught_up, numbers
 from uprmc.index.waiting import Signal, pause
@@ -41,7 +41,7 @@ class Level(NamedTuple):
     course: object  # see `View`; of another one this says nothing
 
 
-class Streams:
+class IndexStreams:
     """The streams of one design's index, over all its lives.
 
     Args:
@@ -62,7 +62,7 @@ class Streams:
         self,
         reactor: Any,
         design: str,
-        source: Source,
+        source: IndexSource,
         endpoint: MakeEndpoint,
         progress: Signal,
         *,

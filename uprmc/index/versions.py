@@ -1,4 +1,4 @@
-"""The newest versions of documents that batches hold: as columns, each a `Document` only on demand.
+"""The newest versions of documents in batches: columns, each an `IndexedDocument` on demand.
 
 Most maps look at nothing but the values of documents, and rows need their ids and vBuckets. All
 else is read from the batches when it is asked for.
@@ -11,16 +11,16 @@ from functools import cached_property
 from itertools import chain
 from typing import NamedTuple, cast, overload
 
-from uprmc.index.model import Document, Mapped
+from uprmc.index.model import IndexedDocument, Mapped
 from uprmc.index.rows import rows_of, split_id_value
-from uprmc.index.tree import Position
+from uprmc.index.tree import IndexPosition
 from uprmc.index.tree.nodes import Row
 from uprmc.remote.batch import Batch, Change
 
 __all__ = ["Documents", "Latest", "bodies", "latest_of"]
 
 
-class Documents(Sequence[Document]):
+class Documents(Sequence[IndexedDocument]):
     """Versions of documents.
 
     Attributes:
@@ -39,7 +39,7 @@ class Documents(Sequence[Document]):
         self._batches, self._chosen = batches, chosen
 
     @cached_property
-    def _made(self) -> list[Document]:
+    def _made(self) -> list[IndexedDocument]:
         changes = list(chain.from_iterable(self._batches))
         if self._chosen is not None:
             changes = [changes[at] for at in self._chosen]
@@ -48,27 +48,27 @@ class Documents(Sequence[Document]):
     def __len__(self) -> int:
         return len(self.keys)
 
-    def __iter__(self) -> Iterator[Document]:
+    def __iter__(self) -> Iterator[IndexedDocument]:
         return iter(self._made)
 
     @overload
-    def __getitem__(self, index: int) -> Document: ...
+    def __getitem__(self, index: int) -> IndexedDocument: ...
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[Document]: ...
+    def __getitem__(self, index: slice) -> Sequence[IndexedDocument]: ...
 
-    def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
+    def __getitem__(self, index: int | slice) -> IndexedDocument | Sequence[IndexedDocument]:
         return self._made[index]
 
 
-def _document(change: Change) -> Document:
-    return Document(
+def _document(change: Change) -> IndexedDocument:
+    return IndexedDocument(
         change.key, change.vbucket, change.seqno, change.value or b"", change.rev,
         change.cas, change.flags or 0, change.expiry or 0,
     )  # fmt: skip
 
 
-def bodies(documents: Sequence[Document]) -> Sequence[bytes]:
+def bodies(documents: Sequence[IndexedDocument]) -> Sequence[bytes]:
     """Return the value of each document."""
     if isinstance(documents, Documents):
         return documents.values
@@ -110,7 +110,7 @@ def latest_of(batches: Sequence[Batch]) -> Latest:
 # Row I08.
 
 
-_START = Position(0, 0, 0)
+_START = IndexPosition(0, 0, 0)
 
 
 class Edit(NamedTuple):
@@ -120,9 +120,11 @@ class Edit(NamedTuple):
     insertions: Sequence[Row]
 
 
-def advanced(positions: Mapping[int, Position], batches: Iterable[Batch]) -> dict[int, Position]:
+def advanced(
+    positions: Mapping[int, IndexPosition], batches: Iterable[Batch]
+) -> dict[int, IndexPosition]:
     """Return where the vBuckets of some batches stand behind these."""
-    found: dict[int, Position] = {}
+    found: dict[int, IndexPosition] = {}
     for batch in batches:
         for run in batch.runs:
             vbucket = run.stream.vbucket
@@ -133,7 +135,7 @@ def advanced(positions: Mapping[int, Position], batches: Iterable[Batch]) -> dic
                 seqno = batch.seqnos[run.last - 1]
             if run.done is not None:
                 seqno = start = end = run.done
-            found[vbucket] = Position(seqno, start, end)
+            found[vbucket] = IndexPosition(seqno, start, end)
     return found
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from uprmc.index.index_file import Facts, OpenFile, Trees
-from uprmc.index.tree import Position, Tree
+from uprmc.index.index_file import Facts, IndexTrees, OpenFile
+from uprmc.index.tree import IndexPosition, Tree
 from uprmc.index.vbucket_sets import States
 
 
-class View(NamedTuple):
+class PublishedView(NamedTuple):
     """What is published: everything a query needs, of one moment."""
 
     file: OpenFile  # which the trees are in, and who reads it
-    trees: Trees  # the id tree and those of the views
+    trees: IndexTrees  # the id tree and those of the views
     # where each vBucket stands; none while the first build is not loaded.
-    positions: Mapping[int, Position]
+    positions: Mapping[int, IndexPosition]
     facts: Mapping[int, Facts]  # what was learned of each
     states: States  # what is done with each
     building: bool  # the trees are empty because the first build is not loaded yet
@@ -42,7 +42,7 @@ class Snapshot:
         building: nothing is in the trees yet.
     """
 
-    def __init__(self, view: View, active: int) -> None:
+    def __init__(self, view: PublishedView, active: int) -> None:
         self._view, self.file = view, view.file
         self.building = view.building
         self._active = active
@@ -70,6 +70,6 @@ class Snapshot:
             self._view.file.readers.leave()
 
 
-def taken(view: View, active: int) -> Snapshot | None:
+def taken(view: PublishedView, active: int) -> Snapshot | None:
     """Return a snapshot of what is published, ``None`` = its file was closed: look again."""
     return Snapshot(view, active) if view.file.readers.enter() else None

@@ -25,7 +25,7 @@ _ABSENT = -1
 _VBUCKETS_MAX = 0x10000
 
 
-class ClusterMap:
+class ServedMap:
     """One node's map.
 
     Attributes:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from uprmc.config import KvSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.errors import CommandError, KeyExists
-from uprmc.kv.cluster_map import ClusterMap
+from uprmc.kv.cluster_map import ServedMap
 from uprmc.kv.roles import Door
 from uprmc.ports import Session
 from uprmc.upr.hub import Hub
@@ -54,7 +54,7 @@ class Crawler:
 class Control:
     """What managers have set on a running node."""
 
-    cluster_map: ClusterMap = field(default_factory=ClusterMap)  # what GET_CLUSTER_CONFIG answers
+    cluster_map: ServedMap = field(default_factory=ServedMap)  # what GET_CLUSTER_CONFIG answers
     # sets the interval, in seconds, at which the node looks for expired documents.
     expire_every: Callable[[float], None] = _nothing
     token: int = 0  # number of the manager's session, 0 = none was set
@@ -118,7 +118,7 @@ class TapPush(Protocol):
         """The connection is gone, or has become something else."""
 
 
-class TapStream(Session, Protocol):
+class TapHandover(Session, Protocol):
     """The session that continues a conversation from its TAP_CONNECT on."""
 
     def inherit(self, replies: list[bytes], unsent: int) -> None:
@@ -133,7 +133,7 @@ class TapGuest(Protocol):
         wake: Callable[[], None],
         report: Callable[[str], None],
         over: Callable[[float], bool] | None = None,
-    ) -> TapStream:
+    ) -> TapHandover:
         """Return a session that gets the input from the TAP_CONNECT on.
 
         `wake` is called when it has something to send, `report` when the peer breaks the protocol.

@@ -58,8 +58,8 @@ from uprmc.protocol.watermarks_many import (
     REPORTS_REPLY_EXTRAS,
     ROWS_FOLLOW,
     OneReport,
-    Refused,
     ReportsHead,
+    UnacceptedReport,
     encode_refused,
 )
 from uprmc.upr.consumer import Consumer
@@ -135,7 +135,7 @@ def _answers_to(
     producer: Producer, request: UprRequest, head: ReportsHead, reports: Sequence[OneReport]
 ) -> Iterator[bytes]:
     registration = producer.registration
-    refused: list[Refused] = []
+    refused: list[UnacceptedReport] = []
     on_disk = True
     for number, part in enumerate(_parts(reports, _LOOKED_AT_AT_ONCE)):
         if number:
@@ -179,12 +179,16 @@ def _take(producer: Producer, name: bytes, head: ReportsHead, report: OneReport)
     return producer.registration.take(vbucket, name, asked, meta, manages=manages).on_disk
 
 
-def _refused(vbucket: int, error: Exception) -> Refused:
+def _refused(vbucket: int, error: Exception) -> UnacceptedReport:
     if isinstance(error, Outpaced):
-        return Refused(vbucket, Status.ROLLBACK, error.seqno, error.purge_seqno, *error.former)
+        return UnacceptedReport(
+            vbucket, Status.ROLLBACK, error.seqno, error.purge_seqno, *error.former
+        )
     if isinstance(error, RollbackRequired):
-        return Refused(vbucket, Status.ROLLBACK, error.seqno)
-    return Refused(vbucket, refusal_of(error, Opcode.HWT_REPORT, with_lock_errors=False)[0])
+        return UnacceptedReport(vbucket, Status.ROLLBACK, error.seqno)
+    return UnacceptedReport(
+        vbucket, refusal_of(error, Opcode.HWT_REPORT, with_lock_errors=False)[0]
+    )
 
 
 GENTLE_BYTES = 64 * 1024

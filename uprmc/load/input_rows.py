@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from uprmc.columnar.errors import BadFile, why
-from uprmc.load.inputs import LINE_BYTES_MAX, Task, csv_options, open_bytes
+from uprmc.load.inputs import LINE_BYTES_MAX, LoadTask, csv_options, open_bytes
 
 #: The beginning of a bad line that is shown.
 EXCERPT_BYTES = 256
@@ -31,7 +31,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InputRow:
     """One row."""
 
     number: int  # lines (of Parquet: rows) of the task before it; `Numbering` makes a file's of it
@@ -41,7 +41,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no row; `number` as in `Row`."""
+    """A line that is no row; `number` as in `InputRow`."""
 
     number: int
     reason: str
@@ -51,7 +51,7 @@ class BadLine:
 class Numbering:
     """Turns numbers within a task into those of the file, from 1; reads the file if it must."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: LoadTask) -> None:
         self._task = task
         self._before: int | None = None
 
@@ -78,8 +78,8 @@ class Numbering:
 
 
 def rows_of(
-    task: Task, columns: Sequence[str] | None = None, stream: IO[bytes] | None = None
-) -> Iterator[Row | BadLine]:
+    task: LoadTask, columns: Sequence[str] | None = None, stream: IO[bytes] | None = None
+) -> Iterator[InputRow | BadLine]:
     """Yield the rows of a task in the file's order.
 
     Args:
@@ -94,7 +94,7 @@ def rows_of(
     constants = dict(task.constants)
     try:
         for row in _read(task, columns, stream):
-            if constants and isinstance(row, Row):
+            if constants and isinstance(row, InputRow):
                 row.fields.update(constants)
             yield row
     except (OSError, EOFError, pa.ArrowException) as error:
@@ -102,8 +102,8 @@ def rows_of(
 
 
 def _read(
-    task: Task, columns: Sequence[str] | None, stream: IO[bytes] | None
-) -> Iterator[Row | BadLine]:
+    task: LoadTask, columns: Sequence[str] | None, stream: IO[bytes] | None
+) -> Iterator[InputRow | BadLine]:
     if task.format == "parquet":
         yield from _parquet(task, columns)
         return
@@ -126,7 +126,7 @@ class _Lines:
         too_long: numbers and beginnings of lines over the limit, until they are taken.
     """
 
-    def __init__(self, task: Task, file: IO[bytes]) -> None:
+    def __init__(self, task: LoadTask, file: IO[bytes]) -> None:
         self.number = 0
         self.too_long: list[BadLine] = []
         self._file = file
@@ -165,7 +165,7 @@ class _Lines:
         return taken
 
 
-def _json_lines(task: Task, file: IO[bytes]) -> Iterator[Row | BadLine]:
+def _json_lines(task: LoadTask, file: IO[bytes]) -> Iterator[InputRow | BadLine]:
     lines = _Lines(task, file)
     for line in lines:
         yield from lines.take_too_long()
@@ -174,7 +174,7 @@ def _json_lines(task: Task, file: IO[bytes]) -> Iterator[Row | BadLine]:
     yield from lines.take_too_long()
 
 
-def _json_row(number: int, text: bytes) -> Row | BadLine:
+def _json_row(number: int, text: bytes) -> InputRow | BadLine:
     try:
         fields = json.loads(text, parse_constant=_no_number)
     except UnicodeDecodeError:
@@ -183,7 +183,7 @@ def _json_row(number: int, text: bytes) -> Row | BadLine:
         return BadLine(number, f"no JSON: {error}", text[:EXCERPT_BYTES])
     if not isinstance(fields, dict):
         return BadLine(number, "no JSON object", text[:EXCERPT_BYTES])
-    return Row(number, fields, text)
+    return InputRow(number, fields, text)
 
 
 def _no_number(word: str) -> None:
@@ -193,7 +193,7 @@ def _no_number(word: str) -> None:
 # --- CSV ------------------------------------------------------------------------------------------
 
 
-def _csv(task: Task, file: IO[bytes]) -> Iterator[Row | BadLine]:
+def _csv(task: LoadTask, file: IO[bytes]) -> Iterator[InputRow | BadLine]:
     # The module's own limit is 128 KiB, for the whole process; a torn quote may not eat the file.
     csv.field_size_limit(LINE_BYTES_MAX)
     lines = _Lines(task, file)
@@ -222,22 +222,22 @@ def _texts(lines: _Lines, last_line: list[bytes]) -> Iterator[str]:
         yield line.decode("utf-8", "surrogateescape")
 
 
-def _csv_row(task: Task, number: int, fields: list[str]) -> Row | BadLine:
+def _csv_row(task: LoadTask, number: int, fields: list[str]) -> InputRow | BadLine:
     if len(fields) != len(task.columns):
         reason = f"{len(fields)} fields, where there are {len(task.columns)} columns"
         excerpt = ",".join(fields).encode("utf-8", "surrogateescape")
         return BadLine(number, reason, excerpt[:EXCERPT_BYTES])
     null = task.dialect.null
     if null is None:
-        return Row(number, dict(zip(task.columns, fields, strict=True)))
+        return InputRow(number, dict(zip(task.columns, fields, strict=True)))
     values = (None if field == null else field for field in fields)
-    return Row(number, dict(zip(task.columns, values, strict=True)))
+    return InputRow(number, dict(zip(task.columns, values, strict=True)))
 
 
 # --- Parquet --------------------------------------------------------------------------------------
 
 
-def _parquet(task: Task, columns: Sequence[str] | None) -> Iterator[Row | BadLine]:
+def _parquet(task: LoadTask, columns: Sequence[str] | None) -> Iterator[InputRow | BadLine]:
     number = 0
     with pq.ParquetFile(task.path) as file:
         wanted = None
@@ -247,5 +247,5 @@ def _parquet(task: Task, columns: Sequence[str] | None) -> Iterator[Row | BadLin
             _PARQUET_ROWS, row_groups=range(task.first, task.last), columns=wanted
         ):
             for fields in batch.to_pylist():
-                yield Row(number, fields)
+                yield InputRow(number, fields)
                 number += 1

@@ -83,7 +83,7 @@ class Dialect:
 
 
 @dataclass(frozen=True)
-class Task:
+class LoadTask:
     """A run of a file; all plain values, so it travels to any worker.
 
     Attributes:
@@ -141,7 +141,7 @@ def plan(
     format: str | None = None,
     dialect: Dialect | None = None,
     task_bytes: int = TASK_BYTES,
-) -> list[Task]:
+) -> list[LoadTask]:
     """Return the tasks that read all files, in the order of the paths.
 
     Args:
@@ -162,14 +162,14 @@ def plan(
     found = list(_files(paths, format))
     total = sum(os.path.getsize(path) for path, _, _ in found if path != STDIN)
     task_bytes = max(task_bytes, total // TASKS_MAX)
-    tasks: list[Task] = []
+    tasks: list[LoadTask] = []
     for path, kind, constants in found:
         for task in _tasks_of(path, kind, dialect, task_bytes):
             tasks.append(replace(task, number=len(tasks), constants=constants))
     return tasks
 
 
-def fingerprint(tasks: Iterable[Task]) -> str:
+def fingerprint(tasks: Iterable[LoadTask]) -> str:
     """Return a text that differs when the files or the way they are cut differ."""
     digest = hashlib.sha256()
     for task in tasks:
@@ -257,14 +257,14 @@ def _words(names: Sequence[str]) -> str:
 # --- tasks of a file ------------------------------------------------------------------------------
 
 
-def _tasks_of(path: str, format: str, dialect: Dialect, task_bytes: int) -> Iterator[Task]:
+def _tasks_of(path: str, format: str, dialect: Dialect, task_bytes: int) -> Iterator[LoadTask]:
     try:
         if format == "csv" and dialect.delimiter is None:
             tabs = ".tsv" in os.path.basename(path).lower()
             dialect = replace(dialect, delimiter="\t" if tabs else ",")
         facts = None if path == STDIN else os.stat(path)
         size = 0 if facts is None else facts.st_size
-        whole = Task(
+        whole = LoadTask(
             number=0,
             path=path if facts is None else os.path.abspath(path),
             format=format,
@@ -300,13 +300,13 @@ def _is_pipe(path: str) -> bool:
     return not stat.S_ISREG(os.stat(path).st_mode)
 
 
-def _ranges(whole: Task, first: int, task_bytes: int) -> Iterator[Task]:
+def _ranges(whole: LoadTask, first: int, task_bytes: int) -> Iterator[LoadTask]:
     for start in range(first, whole.last, task_bytes):
         end = min(start + task_bytes, whole.last)
         yield replace(whole, first=start, last=end, size_bytes=end - start)
 
 
-def _row_groups(whole: Task, task_bytes: int) -> Iterator[Task]:
+def _row_groups(whole: LoadTask, task_bytes: int) -> Iterator[LoadTask]:
     with pq.ParquetFile(whole.path) as file:
         sizes = [file.metadata.row_group(n).total_byte_size for n in range(file.num_row_groups)]
         whole = replace(whole, columns=tuple(file.schema_arrow.names), stream=False)
@@ -334,7 +334,7 @@ def _check_dialect(dialect: Dialect) -> None:
         raise BadOption("two columns have the same name")
 
 
-def _csv_ranges(whole: Task, task_bytes: int) -> Iterator[Task]:
+def _csv_ranges(whole: LoadTask, task_bytes: int) -> Iterator[LoadTask]:
     with open_bytes(whole) as file:
         columns, rows_from = _header(whole, file)
     whole = replace(whole, first=rows_from, columns=columns)
@@ -344,14 +344,14 @@ def _csv_ranges(whole: Task, task_bytes: int) -> Iterator[Task]:
         yield from _ranges(whole, rows_from, task_bytes)
 
 
-def with_header(stream: Task, file: IO[bytes]) -> Task:
+def with_header(stream: LoadTask, file: IO[bytes]) -> LoadTask:
     """Return a stream's task with the columns that its header names; the header is read then."""
     if stream.format != "csv":
         return stream
     return replace(stream, columns=_header(stream, file)[0])
 
 
-def _header(whole: Task, file: IO[bytes]) -> tuple[tuple[str, ...], int]:
+def _header(whole: LoadTask, file: IO[bytes]) -> tuple[tuple[str, ...], int]:
     """Return the columns, and where the first row begins (0 in a compressed file)."""
     dialect = whole.dialect
     if not dialect.header:
@@ -370,7 +370,7 @@ def _header(whole: Task, file: IO[bytes]) -> tuple[tuple[str, ...], int]:
     return dialect.columns or tuple(names), 0 if whole.compressed else len(line)
 
 
-def _line_ends_in_fields(task: Task) -> bool:
+def _line_ends_in_fields(task: LoadTask) -> bool:
     """Tell whether a line has an odd number of quotes (see the module docstring)."""
     quote = task.dialect.quote.encode()
     odd = False
@@ -399,7 +399,7 @@ def csv_options(dialect: Dialect) -> dict[str, Any]:
     }
 
 
-def open_bytes(task: Task) -> IO[bytes]:
+def open_bytes(task: LoadTask) -> IO[bytes]:
     """Open the file of a task for reading bytes, unpacked."""
     if task.path == STDIN:
         return open(0, "rb", closefd=False)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from uprmc.columnar.error_rows import ErrorRow
 from uprmc.columnar.errors import BadFile, BadOption, TooManyErrors, why
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
 from uprmc.columnar.write_options import WINDOW_MAX, WriteOptions
 from uprmc.columnar.writing import Writer
@@ -33,13 +33,13 @@ from uprmc.load.input_rows import BadLine, Numbering
 from uprmc.load.inputs import (
     TASK_BYTES,
     Dialect,
-    Task,
+    LoadTask,
     fingerprint,
     open_bytes,
     plan,
     with_header,
 )
-from uprmc.load.row_rules import FLAGS, KEY, TTL, VALUE, RowRules, Run, runs
+from uprmc.load.row_rules import FLAGS, KEY, TTL, VALUE, LoadRun, RowRules, runs
 from uprmc.units import nearest
 
 
@@ -47,7 +47,7 @@ from uprmc.units import nearest
 class Job:
     """What a worker gets: one task and how to do it."""
 
-    task: Task
+    task: LoadTask
     rules: RowRules
     write: WriteOptions
 
@@ -155,7 +155,7 @@ def load(
             write = replace(write, durability="persist")
         write = _with_columns(replace(write, rate=rate), rules)
         if left and not write.dry_run:
-            Nodes(write.access).close()  # a node that is away is an error at once, and only one
+            BulkNodes(write.access).close()  # a node that is away is an error at once, and only one
         watch = _Watch(journal, [*streams, *files], len(tasks), write, progress or unseen)
         for index, task in enumerate(streams):
             watch.done(index, _load_stream(Job(task, rules, write.patient())))
@@ -175,7 +175,7 @@ def load(
         )
 
 
-def check_columns(tasks: Sequence[Task], rules: RowRules) -> None:
+def check_columns(tasks: Sequence[LoadTask], rules: RowRules) -> None:
     """Raise `BadOption` when a file is known to lack a column that the rules name."""
     for task in {task.path: task for task in tasks if task.columns}.values():
         there = [*task.columns, *dict(task.constants)]
@@ -202,7 +202,7 @@ class _Watch:
     def __init__(
         self,
         journal: Journal,
-        tasks: Sequence[Task],
+        tasks: Sequence[LoadTask],
         of: int,
         write: WriteOptions,
         progress: Progress,
@@ -255,7 +255,7 @@ def load_task(job: Job, stream: IO[bytes] | None = None) -> TaskReport:
         raise
 
 
-def _give(run: Run, writer: Writer, places: _Places) -> None:
+def _give(run: LoadRun, writer: Writer, places: _Places) -> None:
     for bad in run.bad:
         places.add([bad.number])
         writer.reject(_error_row(bad, places.last))
@@ -271,7 +271,7 @@ def _error_row(bad: BadLine, row: int) -> ErrorRow:
 class _Places:
     """Names the file and line of a writer's row, of those that may still be asked about."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: LoadTask) -> None:
         self._name = os.path.relpath(task.path) if _is_near(task.path) else task.name
         self._numbering = Numbering(task)
         self._numbers: deque[int] = deque()

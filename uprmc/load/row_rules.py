@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from uprmc import units
 from uprmc.columnar.errors import BadOption
-from uprmc.load.input_rows import EXCERPT_BYTES, BadLine, Row, rows_of
-from uprmc.load.inputs import Task
+from uprmc.load.input_rows import EXCERPT_BYTES, BadLine, InputRow, rows_of
+from uprmc.load.inputs import LoadTask
 
 #: Columns of a batch that a load gives to a writer.
 KEY, VALUE, TTL, FLAGS = "key", "value", "_ttl", "_flags"
@@ -188,22 +188,22 @@ def _is_u32(text: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Run:
+class LoadRun:
     """Some rows of a task, ready to be written, and the lines among them that are none."""
 
     batch: pa.RecordBatch  # the rows
-    numbers: list[int]  # of each of them, as `Row` has it
+    numbers: list[int]  # of each of them, as `InputRow` has it
     bad: list[BadLine]  # the other lines
 
 
 def runs(
-    task: Task,
+    task: LoadTask,
     rules: RowRules,
     *,
     batch_rows: int = BATCH_ROWS,
     batch_bytes: int = BATCH_BYTES,
     stream: IO[bytes] | None = None,
-) -> Iterator[Run]:
+) -> Iterator[LoadRun]:
     """Yield all rows of a task, in order, in batches of one schema; `stream` as for `rows_of`.
 
     Raises:
@@ -227,10 +227,10 @@ def runs(
                 numbers.append(row.number)
                 size += len(document[0] or b"") + len(document[1] or b"")
         if len(made) >= batch_rows or size >= batch_bytes or len(bad) >= batch_rows:
-            yield Run(maker.batch(made), numbers, bad)
+            yield LoadRun(maker.batch(made), numbers, bad)
             made, numbers, bad, size = [], [], [], 0
     if made or bad:
-        yield Run(maker.batch(made), numbers, bad)
+        yield LoadRun(maker.batch(made), numbers, bad)
 
 
 def _reason(error: Exception) -> str:
@@ -241,7 +241,7 @@ def _reason(error: Exception) -> str:
     return f"no JSON document: {error}"
 
 
-def _excerpt(row: Row) -> bytes:
+def _excerpt(row: InputRow) -> bytes:
     text = row.text or repr(row.fields).encode("utf-8", "surrogateescape")
     return text[:EXCERPT_BYTES]
 
@@ -249,7 +249,7 @@ def _excerpt(row: Row) -> bytes:
 class _Maker:
     """Makes (key, value, further columns ...) of rows by the rules."""
 
-    def __init__(self, rules: RowRules, task: Task) -> None:
+    def __init__(self, rules: RowRules, task: LoadTask) -> None:
         self._rules = rules
         self._key = Template.of(rules.key)
         self._value: Template | None = None
@@ -279,7 +279,7 @@ class _Maker:
         own |= {text for text in (rules.ttl, rules.flags) if text is not None}
         return frozenset(own) | frozenset(self._meta)
 
-    def make(self, row: Row) -> tuple[Any, ...]:
+    def make(self, row: InputRow) -> tuple[Any, ...]:
         fields = row.fields
         try:
             key = self._key.fill(fields)
@@ -290,7 +290,7 @@ class _Maker:
         numbers = [_number(name, text, fields) for name, text in self._numbers]
         return key, self._value_of(row), *numbers, *(_meta(fields, name) for name in self._meta)
 
-    def _value_of(self, row: Row) -> bytes | None:
+    def _value_of(self, row: InputRow) -> bytes | None:
         if self._value is not None:
             return self._value.fill(row.fields)
         if self._rules.value is None:

@@ -70,7 +70,7 @@ class OneReport(NamedTuple):
     meta: bytes = b""
 
 
-class Refused(NamedTuple):
+class UnacceptedReport(NamedTuple):
     """A report that was not accepted; see `RefusedReport`."""
 
     vbucket: int
@@ -138,11 +138,11 @@ def encode_reports(reports: Iterable[OneReport]) -> bytes:
         raise LocalProtocolError(f"cannot be put on the wire: {error}") from None
 
 
-def encode_refused(refused: Iterable[Refused]) -> bytes:
+def encode_refused(refused: Iterable[UnacceptedReport]) -> bytes:
     """Return the value of an answer."""
     return pack_rows(REFUSED_REPORT, refused)
 
 
-def decode_refused(value: bytes) -> list[Refused]:
+def decode_refused(value: bytes) -> list[UnacceptedReport]:
     """Read it back; raises `RemoteProtocolError`."""
-    return [Refused(*row) for row in unpack_rows(REFUSED_REPORT, value)]
+    return [UnacceptedReport(*row) for row in unpack_rows(REFUSED_REPORT, value)]

@@ -35,7 +35,7 @@ from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.watermarks import KIND_NAMES
-from uprmc.protocol.watermarks_many import OneReport, Refused, ReportsHead
+from uprmc.protocol.watermarks_many import OneReport, ReportsHead, UnacceptedReport
 from uprmc.remote.reports import HasAnswer, frames_of, removal, told_of, vbuckets_of
 
 #: Seconds between two reports of the same vBucket, unless the user of this says otherwise.
@@ -257,7 +257,7 @@ class Registering:
             self.registered.add(vbucket)
             row.renew_s = _renewal_s(lifetime_s)
 
-    def _refused(self, refused: Refused) -> None:
+    def _refused(self, refused: UnacceptedReport) -> None:
         vbucket, status, seqno, *numbers = refused
         row = self._rows.get(vbucket)
         self.registered.discard(vbucket)

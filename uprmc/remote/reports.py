@@ -28,8 +28,8 @@ from uprmc.protocol.watermarks_many import (
     REPORTS_REPLY_EXTRAS,
     ROWS_FOLLOW,
     OneReport,
-    Refused,
     ReportsHead,
+    UnacceptedReport,
     decode_refused,
     decode_reports,
     encode_reports,
@@ -61,7 +61,7 @@ class HasAnswer(Protocol):
 class Told(NamedTuple):
     """What an answer says."""
 
-    refused: list[Refused]  # the reports that were not accepted
+    refused: list[UnacceptedReport]  # the reports that were not accepted
     last: bool = True  # whether no other answer follows. Until then the others are not accepted yet
     # of the rows that were accepted, 0 = for ever; ``None`` = it does not say.
     lifetime_s: int | None = None
@@ -126,7 +126,7 @@ def told_of(asked: RequestFrame, answer: HasAnswer) -> Told:
     if asked.opcode == Opcode.HWT_REPORT:
         return _told_of_one(asked.vbucket, answer)
     if answer.status != Status.SUCCESS:  # of the whole frame: no report has been judged
-        return Told([Refused(n, Status.TEMPORARY_FAILURE) for n in vbuckets_of(asked)])
+        return Told([UnacceptedReport(n, Status.TEMPORARY_FAILURE) for n in vbuckets_of(asked)])
     try:
         lifetime_s, flags = REPORTS_REPLY_EXTRAS.unpack(answer.extras)
     except struct.error:
@@ -139,7 +139,7 @@ def _told_of_one(vbucket: int, answer: HasAnswer) -> Told:
     if answer.status != Status.SUCCESS:
         numbers = _unpacked(HWT_PURGED_EXTRAS, answer.extras)
         seqno, *_ = _unpacked(_SEQNO, answer.value) or (0,)
-        return Told([Refused(vbucket, answer.status, seqno, *numbers)])
+        return Told([UnacceptedReport(vbucket, answer.status, seqno, *numbers)])
     numbers = _unpacked(HWT_REPLY_EXTRAS, answer.extras)
     return Told([], lifetime_s=numbers[2] if numbers else None)
 

@@ -72,7 +72,7 @@ def undo(
     return None
 
 
-class Refused(Exception):
+class UndoRefused(Exception):
     """The source does not tell; `answer` says why."""
 
     def __init__(self, answer: ResponseFrame) -> None:
@@ -106,7 +106,7 @@ def version(key: bytes, answer: ResponseFrame, datatypes: int = 0xFF) -> Version
         told = len(answer.extras) == GET_VERSION_MISS_EXTRAS.size
         return Version(GET_VERSION_MISS_EXTRAS.unpack(answer.extras)[0] if told else 0, None)
     if answer.status != Status.SUCCESS:
-        raise Refused(answer)
+        raise UndoRefused(answer)
     try:
         origin = None
         if len(answer.extras) == GET_VERSION_ORIGIN_EXTRAS.size:

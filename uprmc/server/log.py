@@ -39,7 +39,7 @@ _DEFERRED_PRELUDE = "Unhandled error in Deferred:"
 _BARE = re.compile(r"[!#-<>-~]+")  # printable ASCII without blanks, quotes and equals signs
 
 
-class Sink:
+class LogSink:
     """A log observer that writes lines; `format` and `level` may change at any time."""
 
     def __init__(self, level: str = "info", format: str = "text") -> None:
@@ -125,7 +125,7 @@ _LINES: dict[str, Callable[[str, str, str, dict[str, Any]], str]] = {
     "json": _json_line,
 }
 
-_sink = Sink()
+_sink = LogSink()
 _begun = False
 
 

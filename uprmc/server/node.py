@@ -24,7 +24,7 @@ from uprmc.config import Settings, unix_mode
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Warmup, WarmupState
-from uprmc.kv.cluster_map import ClusterMap
+from uprmc.kv.cluster_map import ServedMap
 from uprmc.kv.services import Control, Services
 from uprmc.kv.session import Negotiation
 from uprmc.model import VBucketState, conflict_rule
@@ -35,7 +35,7 @@ from uprmc.server.http.changes import Changes
 from uprmc.server.http.endless import Endless, EventStream, Live
 from uprmc.server.http.site import gate, known_hosts, node_site, reserved_files, role_of_page
 from uprmc.server.log import LEVELS, Events, Log, Throttle, set_level
-from uprmc.server.net.access import Access, Audit
+from uprmc.server.net.access import Audit, UserAccess
 from uprmc.server.net.adapter import SessionFactory
 from uprmc.server.net.connections import Connections, raise_file_limit
 from uprmc.server.net.dialer import Dialer, dialling_as, trust_root
@@ -198,7 +198,7 @@ class Node:
         self.on_taken: Callable[[Exception], None] = lambda _: None
         self._disk_work.on_taken = self._housekeeping.on_taken = lambda error: self.on_taken(error)
         self._control = Control(
-            ClusterMap(
+            ServedMap(
                 self.addresses,
                 tls=self._tls is not None,
                 https=self._https is not None,
@@ -412,12 +412,12 @@ class Node:
             and any(there in _LOOPBACK | _EVERYWHERE and each == port for there, each in own)
         )
 
-    def _new_access(self, reactor: Any) -> Access | None:
+    def _new_access(self, reactor: Any) -> UserAccess | None:
         server = self.settings.server
         if not server.users:
             return None
         stats, timeout_s = self.bucket.stats, server.login_timeout_s
-        return Access(reactor, server.users, stats, self.audit, timeout_s)
+        return UserAccess(reactor, server.users, stats, self.audit, timeout_s)
 
     def _session_factory(self, listener: str, by_key: bool) -> SessionFactory:
         access = None if listener == _PRIVATE else self.access

@@ -16,7 +16,7 @@ from typing import Any
 
 from uprmc.columnar.errors import BadOption, BadSchema, NotRepeatable, OverwriteRefused
 from uprmc.columnar.lease import KeptLease
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.spark.options import (
     SPARE_LEASES,
@@ -180,7 +180,7 @@ def current_offsets(servers: Servers, **options: Any) -> str:
     """Return how far all vBuckets are, as text for option ``startingOffsets``."""
     from uprmc.spark.starting import current
 
-    with Nodes(access_of(as_texts({"servers": servers, **options}))) as nodes:
+    with BulkNodes(access_of(as_texts({"servers": servers, **options}))) as nodes:
         return current(nodes)
 
 
@@ -324,11 +324,11 @@ def _sample(spark: Any, servers: Servers, size: int, options: dict[str, Any]) ->
 
 def _few_vbuckets(servers: Servers, size: int, options: dict[str, Any]) -> list[int] | None:
     """Return vBuckets that have `size` documents together, ``None`` = all of them are needed."""
-    from uprmc.columnar.nodes import Nodes
+    from uprmc.columnar.nodes import BulkNodes
     from uprmc.spark.options import as_texts, read_options
 
     access = read_options(as_texts({**options, "servers": servers})).access
-    with Nodes(access) as nodes:
+    with BulkNodes(access) as nodes:
         standings = nodes.standings(items=True)
     chosen: list[int] = []
     found = 0

@@ -1,7 +1,7 @@
 """A batch read: what each task has to read, found out once on the driver; and the task itself.
 
-`plan` runs where the driver runs, `run` on the workers; in between a `Task` is pickled. Everything
-here is plain Python, and `source` dresses it for Spark.
+`plan` runs where the driver runs, `run` on the workers; in between a `ReadTask` is pickled.
+Everything here is plain Python, and `source` dresses it for Spark.
 
 Note: a read that stops at a seqno noted on the driver would lose every document that is
 rewritten before the task comes to it, because a rewritten document moves up in the order. So a
@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from uprmc.columnar.errors import BadOption, DataLost, LeaseEnded, NoVBucket, Unreachable
-from uprmc.columnar.lease import Held, KeptLease, Lease, acquire, of_token
+from uprmc.columnar.lease import BulkLease, KeptLease, LeaseContents, acquire, of_token
 from uprmc.columnar.lookups import NotLookedUp, looked_up, possible
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import OnDone, read
 from uprmc.model import vbucket_of
@@ -45,14 +45,14 @@ _FRAME_FILES_S = 86_400.0
 
 
 @dataclass(frozen=True)
-class Task:
+class ReadTask:
     """What one task reads."""
 
     ranges: tuple[Range, ...] = ()  # of its vBuckets; none = there is nothing to read
     lease: str | None = None  # token of the lease that all tasks share, or ``None``
 
 
-def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
+def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[ReadTask]:
     """Return the tasks of a read, one at least.
 
     Raises:
@@ -62,14 +62,14 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
     """
     token = options.lease
     holders = {} if token is None else of_token(options.access, token).places
-    with Nodes(options.access) as nodes:
+    with BulkNodes(options.access) as nodes:
         chosen = _chosen(nodes, options, wanted, holders)
         everything = _chosen(nodes, options, EVERYTHING, holders)
         known = [number for number in chosen if number in nodes.owners]
         standings = nodes.standings(known, items=True)
         count = nodes.vbuckets
     if not chosen:
-        return [Task()]
+        return [ReadTask()]
     if options.starting_timestamp is None:
         ranges = starts_of(options.starting_offsets, chosen, standings, count)
     else:
@@ -88,16 +88,16 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[Task]:
         )
     owners = holders or {number: each.place for number, each in standings.items()}
     found = [
-        Task(tuple(ranges[number] for number in group), token)
+        ReadTask(tuple(ranges[number] for number in group), token)
         for group in groups(items, owners, tasks_for(options.partitions, items))
     ]
-    return found or [Task()]
+    return found or [ReadTask()]
 
 
 # --- the lease of a DataFrame ---------------------------------------------------------------------
 
 
-def lease_of_frame(options: ReadOptions, vbuckets: Sequence[int]) -> Lease:
+def lease_of_frame(options: ReadOptions, vbuckets: Sequence[int]) -> BulkLease:
     """Return the lease that all actions of a DataFrame read, acquired by the first of them.
 
     Actions are planned by different processes of one machine, which find it in a file there.
@@ -139,14 +139,14 @@ def _frame_file(frame: str, stack: ExitStack) -> Path | None:
     return path
 
 
-def _kept_lease(options: ReadOptions, text: str) -> Lease | None:
+def _kept_lease(options: ReadOptions, text: str) -> BulkLease | None:
     try:
         kept = json.loads(text)
-        held = {int(number): Held(*each) for number, each in kept["held"].items()}
+        held = {int(number): LeaseContents(*each) for number, each in kept["held"].items()}
         grants, seconds = parsed_token(kept["token"])
     except (ValueError, LookupError, TypeError, AttributeError):
         return None  # nothing was acquired yet, or not to the end
-    return Lease(options.access, grants, held, seconds)
+    return BulkLease(options.access, grants, held, seconds)
 
 
 def _since(options: ReadOptions, vbuckets: Iterable[int], lease: str | None) -> dict[int, Range]:
@@ -167,7 +167,7 @@ def _since(options: ReadOptions, vbuckets: Iterable[int], lease: str | None) -> 
     return found
 
 
-def run(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
+def run(options: ReadOptions, wanted: Wanted, task: ReadTask) -> Iterator[Any]:
     """Yield the Arrow batches of a task."""
     meets = meeting(wanted)
     for batch in _batches(options, wanted, task):
@@ -197,7 +197,9 @@ def rows(
     )
 
 
-def skipping(ranges: Mapping[int, Range], held: Mapping[int, Held], after: int) -> dict[int, Range]:
+def skipping(
+    ranges: Mapping[int, Range], held: Mapping[int, LeaseContents], after: int
+) -> dict[int, Range]:
     """Return ranges that leave out what a lease holds up to a seqno, as far as a node can.
 
     A node does not begin above 0 where it has dropped deletions that the reader may not know of:
@@ -215,7 +217,7 @@ def skipping(ranges: Mapping[int, Range], held: Mapping[int, Held], after: int) 
     return found
 
 
-def _batches(options: ReadOptions, wanted: Wanted, task: Task) -> Iterator[Any]:
+def _batches(options: ReadOptions, wanted: Wanted, task: ReadTask) -> Iterator[Any]:
     if not task.ranges:
         return
     if wanted.keys is not None and _by_key(options, wanted.keys):
@@ -240,8 +242,8 @@ def _by_key(options: ReadOptions, keys: frozenset[bytes]) -> bool:
     return now and possible(options.columns, tuple(keys))
 
 
-def _looked_up(options: ReadOptions, keys: frozenset[bytes], task: Task) -> Iterator[Any]:
-    with Nodes(options.access) as nodes:
+def _looked_up(options: ReadOptions, keys: frozenset[bytes], task: ReadTask) -> Iterator[Any]:
+    with BulkNodes(options.access) as nodes:
         count = nodes.vbuckets
     numbers = {each.vbucket for each in task.ranges}
     mine = [key for key in keys if vbucket_of(key, count) in numbers]
@@ -250,7 +252,7 @@ def _looked_up(options: ReadOptions, keys: frozenset[bytes], task: Task) -> Iter
 
 
 def _chosen(
-    nodes: Nodes, options: ReadOptions, wanted: Wanted, holders: Mapping[int, str]
+    nodes: BulkNodes, options: ReadOptions, wanted: Wanted, holders: Mapping[int, str]
 ) -> list[int]:
     """Return the vBuckets to read; what happens with those that are missing is decided here."""
     asked: Iterable[int] = sorted(holders) or range(nodes.vbuckets)

@@ -34,7 +34,7 @@ from uprmc import rollback
 from uprmc.columnar.errors import DataLost, NoVBucket, RolledBack, VBucketsChanged
 from uprmc.model import FailoverLog, SnapshotRange
 from uprmc.remote.history import newest_boundary
-from uprmc.spark.offsets import Offset, Position, thinned
+from uprmc.spark.offsets import Offset, OffsetPosition, thinned
 
 #: By vBucket, after which seqno and how many rows; and up to which seqno there were how many.
 Wanted = Mapping[int, tuple[int, int]]
@@ -55,7 +55,7 @@ _ADVICE = (
 
 
 @dataclass(frozen=True)
-class Rules:
+class PlanRules:
     """What is to happen when history branched, and when something cannot be had any more."""
 
     on_rollback: str = FAIL  # `FAIL`, `REWIND` or `RESTART`
@@ -82,7 +82,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Settled:
+class SettledBatch:
     """A stream's place between two batches."""
 
     offset: Offset  # without what only the last batch needed; its lease too, unless it is to go on
@@ -90,7 +90,9 @@ class Settled:
     unsure: Mapping[int, str]
 
 
-def settled(start: Offset, confirmed: bool, places: Mapping[int, str], rules: Rules) -> Settled:
+def settled(
+    start: Offset, confirmed: bool, places: Mapping[int, str], rules: PlanRules
+) -> SettledBatch:
     """Return what is known of a place once the batch that ended there is over.
 
     Args:
@@ -101,7 +103,7 @@ def settled(start: Offset, confirmed: bool, places: Mapping[int, str], rules: Ru
     """
     positions = {number: each.quiet() for number, each in start.positions.items()}
     if confirmed or start.lease is None:
-        return Settled(replace(start, positions=positions, lease=None), {})
+        return SettledBatch(replace(start, positions=positions, lease=None), {})
     unsure = {
         number: places.get(number, "") for number, each in start.positions.items() if each.moved
     }
@@ -110,37 +112,37 @@ def settled(start: Offset, confirmed: bool, places: Mapping[int, str], rules: Ru
             positions[number] = _reopened(positions[number])
         if not rules.fail_on_purge:
             positions[number] = _bare(positions[number])
-    return Settled(replace(start, positions=positions, lease=None), unsure)
+    return SettledBatch(replace(start, positions=positions, lease=None), unsure)
 
 
-def _reopened(position: Position) -> Position:
+def _reopened(position: OffsetPosition) -> OffsetPosition:
     """Return a place that may or may not be a complete state as one inside of a snapshot."""
     older = position.boundaries
     snapshot = (older[0] if older else 0, position.seqno)
     return replace(position, snapshot=snapshot, boundaries=older[1:])
 
 
-def _bare(position: Position) -> Position:
+def _bare(position: OffsetPosition) -> OffsetPosition:
     """Return a place from which there is no way back but to the beginning."""
     assert position.snapshot is not None
     return replace(position, snapshot=(0, position.snapshot[1]), boundaries=())
 
 
-def unchanged(here: Settled, seen: Mapping[int, Seen], rules: Rules) -> bool:
+def unchanged(here: SettledBatch, seen: Mapping[int, Seen], rules: PlanRules) -> bool:
     """Return whether a batch from here would have nothing to read, to undo or to complain of."""
     if rules.fail_on_data_loss and not set(here.offset.positions) <= set(seen):
         return False
     return all(_still(here, number, each) for number, each in seen.items())
 
 
-def _still(here: Settled, number: int, seen: Seen) -> bool:
+def _still(here: SettledBatch, number: int, seen: Seen) -> bool:
     position = here.offset.at(number)
     if position.snapshot is not None and number not in here.unsure:
         return False
     return seen.high_seqno == position.seqno and _shared(here, number, seen) is None
 
 
-def at_rest(here: Settled) -> Offset:
+def at_rest(here: SettledBatch) -> Offset:
     """Return a place at which nothing changed: it has turned out to be complete.
 
     No node had anything above it, so no task can have read beyond it.
@@ -152,7 +154,7 @@ def at_rest(here: Settled) -> Offset:
     return replace(here.offset, positions=positions)
 
 
-def _closed(position: Position) -> Position:
+def _closed(position: OffsetPosition) -> OffsetPosition:
     return _ending(position, position.boundary, position.boundaries, position.seqno, None)
 
 
@@ -169,10 +171,10 @@ def checked(start: Offset, vbuckets: int) -> None:
 
 
 def advanced(
-    here: Settled,
+    here: SettledBatch,
     seen: Mapping[int, Seen],
     lease: str,
-    rules: Rules,
+    rules: PlanRules,
     rows: int | None = None,
     count: Count | None = None,
 ) -> Offset:
@@ -200,7 +202,7 @@ def advanced(
     return _taken(replace(here.offset, positions=opened, lease=lease), rows, count)
 
 
-def _opened(here: Settled, number: int, seen: Seen, rules: Rules) -> Position:
+def _opened(here: SettledBatch, number: int, seen: Seen, rules: PlanRules) -> OffsetPosition:
     """Return a position as it enters a new lease: nothing of it was read, perhaps it went back."""
     position = here.offset.at(number)
     point = _shared(here, number, seen)
@@ -212,14 +214,14 @@ def _opened(here: Settled, number: int, seen: Seen, rules: Rules) -> Position:
     return replace(position, uuid=rollback.history_of(seen.log, seen.high_seqno), snapshot=snapshot)
 
 
-def _shared(here: Settled, number: int, seen: Seen) -> int | None:
+def _shared(here: SettledBatch, number: int, seen: Seen) -> int | None:
     """Return up to where history is shared at most, ``None`` if the stream may go on."""
     position = here.offset.at(number)
     begin, end = position.snapshot or (position.seqno, position.seqno)
     if begin == position.seqno:
         end = begin
-    place = rollback.Position(position.seqno, SnapshotRange(begin, end), position.uuid)
-    held = rollback.Held(seen.log, seen.high_seqno, seen.purge_seqno)
+    place = rollback.ConsumerPosition(position.seqno, SnapshotRange(begin, end), position.uuid)
+    held = rollback.VBucketHoldings(seen.log, seen.high_seqno, seen.purge_seqno)
     point = rollback.rollback_point(place, held)
     if point is None and position.seqno and number in here.unsure:
         newer = [uuid for uuid, _ in seen.log].index(position.uuid)
@@ -228,7 +230,9 @@ def _shared(here: Settled, number: int, seen: Seen) -> int | None:
     return point
 
 
-def _gone_back(position: Position, number: int, seen: Seen, point: int, rules: Rules) -> Position:
+def _gone_back(
+    position: OffsetPosition, number: int, seen: Seen, point: int, rules: PlanRules
+) -> OffsetPosition:
     purged = 0 < position.seqno < seen.purge_seqno
     if purged and rules.fail_on_purge:
         raise _lost(number, position.seqno, seen)
@@ -237,7 +241,7 @@ def _gone_back(position: Position, number: int, seen: Seen, point: int, rules: R
     target = _target(point, position.whole, position.origin, rules)
     if target < seen.purge_seqno:
         target = 0  # deletions above the boundary are not to be had any more
-    return Position(
+    return OffsetPosition(
         uuid=seen.log[0][0],
         seqno=target,
         snapshot=(target, seen.high_seqno),
@@ -255,7 +259,7 @@ def _lost(vbucket: int, seqno: int, seen: Seen) -> DataLost:
     )
 
 
-def _target(point: int, boundaries: Iterable[int], origin: int, rules: Rules) -> int:
+def _target(point: int, boundaries: Iterable[int], origin: int, rules: PlanRules) -> int:
     """Return where to go back to: at or below an origin nothing was ever handed over."""
     whole = 0 if rules.on_rollback == RESTART else newest_boundary(point, boundaries)
     return max(whole, min(origin, point))
@@ -316,7 +320,7 @@ def _counted(
     return parts
 
 
-def _read(position: Position, count: int) -> Position:
+def _read(position: OffsetPosition, count: int) -> OffsetPosition:
     """Return the end of reading this number of seqnos more."""
     assert position.snapshot is not None
     boundary, target = position.snapshot
@@ -326,8 +330,8 @@ def _read(position: Position, count: int) -> Position:
 
 
 def _ending(
-    position: Position, boundary: int, older: tuple[int, ...], seqno: int, target: int | None
-) -> Position:
+    position: OffsetPosition, boundary: int, older: tuple[int, ...], seqno: int, target: int | None
+) -> OffsetPosition:
     if target is None or seqno == target:
         kept = () if boundary == seqno else (boundary,)
         return replace(position, seqno=seqno, snapshot=None, boundaries=thinned((*kept, *older)))
@@ -373,7 +377,7 @@ class Slice:
         """Whether there is nothing to read: its end would not be judged if a task read beyond."""
         return self.end <= self.start
 
-    def found_again(self, seen: Seen, rules: Rules) -> Slice | None:
+    def found_again(self, seen: Seen, rules: PlanRules) -> Slice | None:
         """Return what is to be read in place of this where its lease is gone.
 
         A history that is gone takes the end along: there is nothing to be read, and the driver will
@@ -386,8 +390,10 @@ class Slice:
         Raises:
             RolledBack, DataLost: to fail.
         """
-        place = rollback.Position(self.start, SnapshotRange(*self.snapshot), self.uuid)
-        shared = rollback.rollback_point(place, rollback.Held(seen.log, seen.high_seqno, 0))
+        place = rollback.ConsumerPosition(self.start, SnapshotRange(*self.snapshot), self.uuid)
+        shared = rollback.rollback_point(
+            place, rollback.VBucketHoldings(seen.log, seen.high_seqno, 0)
+        )
         if shared is not None:
             if rules.on_rollback == FAIL:
                 raise RolledBack(self.vbucket, self.start, shared, _ADVICE)

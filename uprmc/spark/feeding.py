@@ -30,7 +30,7 @@ from uprmc.columnar.report import JsonReport
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.files import UNFINISHED, sync, write_whole
 from uprmc.jobs.progress import Progress, Step, unseen
-from uprmc.spark.following import Follower
+from uprmc.spark.following import SparkFollower
 from uprmc.spark.offsets import Offset, parsed
 from uprmc.spark.options import ReadOptions, as_texts, read_options
 from uprmc.spark.stream_task import BatchTask, run
@@ -50,7 +50,7 @@ BATCH_FILES = "batch-*"
 
 
 @dataclass(frozen=True)
-class Shape:
+class FeedShape:
     """What a feed's files have in common: it cannot be changed half-way."""
 
     vbuckets: int
@@ -96,7 +96,7 @@ class Checkpoint:
     def __exit__(self, *_: object) -> None:
         os.close(self._lock)
 
-    def claim(self, shape: Shape) -> None:
+    def claim(self, shape: FeedShape) -> None:
         """Make the directories this feed's, or see that they are.
 
         Raises:
@@ -168,7 +168,7 @@ def _numbers(directory: Path) -> list[int]:
     return [int(each.name) for each in directory.iterdir() if each.name.isdecimal()]
 
 
-def _plain(shape: Shape) -> dict[str, Any]:
+def _plain(shape: FeedShape) -> dict[str, Any]:
     return asdict(shape)
 
 
@@ -209,7 +209,7 @@ class FileTask:
 
 
 @dataclass(frozen=True)
-class Written:
+class FeedWritten:
     """What a task wrote; an empty name = it had no rows."""
 
     name: str
@@ -217,14 +217,14 @@ class Written:
     bytes: int
 
 
-def write(task: FileTask) -> Written:
+def write(task: FileTask) -> FeedWritten:
     """Run a task and write its rows to a file that is on disk when this returns."""
     batches = run(task.options, task.task)
     first = next(batches, None)
     while first is not None and not len(first):
         first = next(batches, None)
     if first is None:
-        return Written("", 0, 0)
+        return FeedWritten("", 0, 0)
     path = Path(task.directory) / f".batch-{uuid.uuid4().hex}{UNFINISHED}"
     writer = _WRITERS[task.format]
     try:
@@ -235,7 +235,7 @@ def write(task: FileTask) -> Written:
         if isinstance(error, OSError):
             raise BadFile(f"{path}: {error.strerror or error}") from None
         raise
-    return Written(path.name, rows, path.stat().st_size)
+    return FeedWritten(path.name, rows, path.stat().st_size)
 
 
 def _with(first: Any, rest: Iterable[Any]) -> Iterator[Any]:
@@ -243,7 +243,7 @@ def _with(first: Any, rest: Iterable[Any]) -> Iterator[Any]:
     yield from rest
 
 
-def publish(directory: Path, number: int, format: str, written: Sequence[Written]) -> list[str]:
+def publish(directory: Path, number: int, format: str, written: Sequence[FeedWritten]) -> list[str]:
     """Give a batch's files their names, and remove those of an earlier attempt; returns names."""
     names: list[str] = []
     for each in written:
@@ -425,7 +425,7 @@ class _Feed:
         self._options, self._to, self._kept, self._format = options, to, kept, format
         self._engine, self._stop, self._progress = engine, stop, progress
         self._report = FeedReport()
-        self._follower = Follower(options)
+        self._follower = SparkFollower(options)
 
     def run(self, interval_s: float | None) -> FeedReport:
         """Run batches until there is nothing to wait for."""
@@ -471,7 +471,7 @@ class _Feed:
         types = {name: str(columns.type_of(name)) for name in columns.names}
         number = self._kept.number
         initial = self._follower.initial() if number is None else self._kept.offset(number)
-        self._kept.claim(Shape(initial.vbuckets, self._format, types))
+        self._kept.claim(FeedShape(initial.vbuckets, self._format, types))
         if number is None:
             self._kept.begin(0, initial)
         elif not self._kept.is_over(number):

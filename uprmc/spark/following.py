@@ -16,11 +16,11 @@ from uuid import uuid4
 
 from uprmc.columnar.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
 from uprmc.columnar.lease import KeptLease, acquire, of_token
-from uprmc.columnar.nodes import Nodes, Standing
-from uprmc.columnar.registration import Registration
+from uprmc.columnar.nodes import BulkNodes, NodeStanding
+from uprmc.columnar.registration import BulkRegistration
 from uprmc.remote.registering import Instance, kind_number
 from uprmc.spark import batch_planner
-from uprmc.spark.batch_planner import Seen, Settled, Slice
+from uprmc.spark.batch_planner import Seen, SettledBatch, Slice
 from uprmc.spark.offsets import Offset, starting_at
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
@@ -35,19 +35,19 @@ _LEASES_MAX = 5
 _DOCUMENT_BYTES = 512
 
 
-class Follower:
+class SparkFollower:
     """See the module docstring. Used by one thread; not to be pickled."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._rules = rules_of(options)
-        self._nodes: Nodes | None = None
+        self._nodes: BulkNodes | None = None
         self._initial: Offset | None = None
         self._kept: dict[str, KeptLease] = {}
         self._superseded: set[str] = set()
         self._until_now = self._has_seen_now = False
         self._instance: str | None = None
-        self._registration: Registration | None = None
+        self._registration: BulkRegistration | None = None
 
     # --- offsets --------------------------------------------------------------------------------
 
@@ -116,7 +116,7 @@ class Follower:
         return self._advanced(here, standings, rows)
 
     def _advanced(
-        self, here: Settled, standings: Mapping[int, Standing], rows: int | None
+        self, here: SettledBatch, standings: Mapping[int, NodeStanding], rows: int | None
     ) -> Offset:
         kept, seen = self._held(standings, here.offset.instance)
         seen = {number: self._with_reason(number, each) for number, each in seen.items()}
@@ -164,7 +164,7 @@ class Follower:
             for group in groups(weights, owners, tasks_for(self._options.partitions, weights))
         ]
 
-    def _without_lease(self, nodes: Nodes, parts: Iterable[Slice]) -> dict[int, str]:
+    def _without_lease(self, nodes: BulkNodes, parts: Iterable[Slice]) -> dict[int, str]:
         """Return who has the vBuckets now; what tasks would fail for is raised here."""
         standings = nodes.standings(each.vbucket for each in parts)
         for each in parts:
@@ -214,7 +214,7 @@ class Follower:
             self._nodes = None
 
     def _held(
-        self, standings: Mapping[int, Standing], instance: str | None
+        self, standings: Mapping[int, NodeStanding], instance: str | None
     ) -> tuple[KeptLease, dict[int, Seen]]:
         """Take a lease over all vBuckets."""
         options, reader = self._options, self._reader(instance)
@@ -243,7 +243,7 @@ class Follower:
         return of_token(self._options.access, offset.lease).places
 
     def _lives_on(
-        self, offset: Offset, places: Mapping[int, str], standings: Mapping[int, Standing]
+        self, offset: Offset, places: Mapping[int, str], standings: Mapping[int, NodeStanding]
     ) -> bool:
         """Return whether an offset's lease is as good as ever.
 
@@ -282,7 +282,7 @@ class Follower:
         if not options.register or committed.instance is None:
             return
         if self._registration is None:
-            self._registration = Registration(
+            self._registration = BulkRegistration(
                 options.access,
                 Instance(committed.instance.encode(), kind_number("spark"), options.register_s),
                 restarts=not self._rules.fail_on_purge,
@@ -295,12 +295,12 @@ class Follower:
 
     # --- nodes ----------------------------------------------------------------------------------
 
-    def _asked(self) -> Nodes:
+    def _asked(self) -> BulkNodes:
         if self._nodes is None:
-            self._nodes = Nodes(self._options.access)
+            self._nodes = BulkNodes(self._options.access)
         return self._nodes
 
-    def _standings(self, nodes: Nodes) -> dict[int, Standing]:
+    def _standings(self, nodes: BulkNodes) -> dict[int, NodeStanding]:
         """Return how far the wanted vBuckets are, those that are active.
 
         What ends with the present is never silently less than all: there is no later batch.
@@ -328,7 +328,7 @@ def _origins(found: Offset) -> Offset:
     return replace(found, positions=positions)
 
 
-def _seen(now: Standing) -> Seen:
+def _seen(now: NodeStanding) -> Seen:
     return Seen(now.log, now.high_seqno, 0, now.place)
 
 

@@ -44,7 +44,7 @@ _EARLIEST, _LATEST = "earliest", "latest"
 
 
 @dataclass(frozen=True)
-class Position:
+class OffsetPosition:
     """One vBucket's part of an offset; the table in the module docstring says what is what."""
 
     uuid: int = 0
@@ -65,7 +65,7 @@ class Position:
         """All complete states that are remembered, newest first; the beginning is not listed."""
         return tuple(each for each in (self.boundary, *self.boundaries) if each)
 
-    def quiet(self) -> Position:
+    def quiet(self) -> OffsetPosition:
         """Return the same without what is only of interest to the batch that ends here."""
         return replace(self, rewound_to=None, moved=False)
 
@@ -76,12 +76,12 @@ class Offset:
 
     vbuckets: int  # how many the nodes have in all
     # by vBucket, without those at the beginning.
-    positions: Mapping[int, Position] = field(default_factory=dict)
+    positions: Mapping[int, OffsetPosition] = field(default_factory=dict)
     lease: str | None = None  # token of the lease that the batch which ends here was read from
     # the id of the stream's rows in the watermark tables, ``None`` = it has none.
     instance: str | None = None
 
-    def at(self, vbucket: int) -> Position:
+    def at(self, vbucket: int) -> OffsetPosition:
         """Return where it stands."""
         return self.positions.get(vbucket, BEGINNING)
 
@@ -105,7 +105,7 @@ class Offset:
         return json.dumps(self.to_dict(), separators=(",", ":"))
 
 
-BEGINNING = Position()
+BEGINNING = OffsetPosition()
 
 
 def thinned(boundaries: Iterable[int]) -> tuple[int, ...]:
@@ -198,18 +198,20 @@ def _of_manifest(path: Path) -> Offset:
     if (directory / REPOSITORY_FILE).exists():
         name = file.absolute().parents[1].name
         check_manifests(Repository(directory).chain(name).until(manifest.number))
-    positions = {n: Position(part.uuid, part.end) for n, part in manifest.vb.items() if part.end}
+    positions = {
+        n: OffsetPosition(part.uuid, part.end) for n, part in manifest.vb.items() if part.end
+    }
     return Offset(manifest.vbuckets, positions)
 
 
-def _positions(found: Mapping[str, Any], vbuckets: int) -> dict[int, Position]:
+def _positions(found: Mapping[str, Any], vbuckets: int) -> dict[int, OffsetPosition]:
     positions = {
         _number(int(number), 0, vbuckets - 1): _position(each) for number, each in found.items()
     }
     return {number: each for number, each in sorted(positions.items()) if each != BEGINNING}
 
 
-def _plain(position: Position) -> dict[str, Any]:
+def _plain(position: OffsetPosition) -> dict[str, Any]:
     found: dict[str, Any] = {"u": f"{position.uuid:016x}", "s": position.seqno}
     if position.snapshot is not None:
         found["a"], found["e"] = position.snapshot
@@ -224,7 +226,7 @@ def _plain(position: Position) -> dict[str, Any]:
     return found
 
 
-def _position(found: Mapping[str, Any]) -> Position:
+def _position(found: Mapping[str, Any]) -> OffsetPosition:
     unknown = set(found) - set("usaebrom")
     if unknown:
         raise ValueError(f"there is no {min(unknown)!r} in a position")
@@ -241,7 +243,7 @@ def _position(found: Mapping[str, Any]) -> Position:
     if len(boundaries) > BOUNDARIES_MAX or not falling:
         raise ValueError(f"b={found['b']!r}")
     origin, moved = _number(found.get("o", 0)), bool(found.get("m", 0))
-    return Position(uuid, seqno, snapshot, boundaries, rewound_to, origin, moved)
+    return OffsetPosition(uuid, seqno, snapshot, boundaries, rewound_to, origin, moved)
 
 
 def _text(found: Mapping[str, Any], name: str) -> str | None:

@@ -21,7 +21,7 @@ from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
 from uprmc.remote.ranges import VBUCKETS_MAX
 from uprmc.rollback import history_of
-from uprmc.spark.offsets import Position
+from uprmc.spark.offsets import OffsetPosition
 from uprmc.spark.options import ReadOptions
 
 _COLUMNS = Columns(("_vb", "_seq", "_time"))
@@ -31,7 +31,7 @@ _COLUMNS = Columns(("_vb", "_seq", "_time"))
 class Begin:
     """Where one vBucket begins."""
 
-    position: Position  # all that is older lies at or below it
+    position: OffsetPosition  # all that is older lies at or below it
     purge_seqno: int  # deletions up to here may be missing
 
     @property
@@ -98,4 +98,4 @@ class _Places:
         is_there = self._first[state.vbucket] < SEQNO_MAX
         seqno = int(self._before[state.vbucket]) if is_there else state.end
         uuid = history_of(state.log, seqno)
-        return Begin(Position(uuid, seqno), state.purge_seqno)
+        return Begin(OffsetPosition(uuid, seqno), state.purge_seqno)

@@ -38,7 +38,7 @@ _STREAM_WRITERS: Any = (
 )
 
 
-class Written(WriterCommitMessage):
+class SinkWritten(WriterCommitMessage):
     """What a task tells the commit."""
 
     def __init__(self, report: TaskReport) -> None:
@@ -105,14 +105,14 @@ class _Sink:
         self._options = options
 
     @plainly
-    def write(self, iterator: Iterator[Any]) -> Written:
+    def write(self, iterator: Iterator[Any]) -> SinkWritten:
         """Write the batches of one task."""
         from pyspark import TaskContext
 
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         attempt = context.attemptNumber() if context else 0
-        return Written(written(self._options, iterator, partition, attempt))
+        return SinkWritten(written(self._options, iterator, partition, attempt))
 
     def _tell(self, messages: Sequence[Any], **words: Any) -> Report:
         """Put the report where it was asked for: a batch's file, or a line of a stream's."""

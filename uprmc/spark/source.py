@@ -26,7 +26,7 @@ from pyspark.sql.datasource import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
-    from uprmc.spark.batch import Task
+    from uprmc.spark.batch import ReadTask
     from uprmc.spark.options import ReadOptions
 
 NAME = "uprmc"
@@ -93,7 +93,7 @@ class UprmcDataSource(DataSource):
 class UprmcPartition(InputPartition):
     """A task of a batch read."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: ReadTask) -> None:
         super().__init__(task)
 
 

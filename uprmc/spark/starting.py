@@ -9,15 +9,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from uprmc.columnar.errors import RolledBack, VBucketsChanged
-from uprmc.columnar.nodes import Nodes, Standing
+from uprmc.columnar.nodes import BulkNodes, NodeStanding
 from uprmc.columnar.read_state import Range
 from uprmc.model import SEQNO_MAX, FailoverEntry
 from uprmc.rollback import history_of, shared_until
-from uprmc.spark.offsets import Offset, Position, starting_at
+from uprmc.spark.offsets import Offset, OffsetPosition, starting_at
 
 
 def starts_of(
-    text: str, vbuckets: Iterable[int], standings: Mapping[int, Standing], count: int
+    text: str, vbuckets: Iterable[int], standings: Mapping[int, NodeStanding], count: int
 ) -> dict[int, Range]:
     """Return the range of each vBucket from where option ``startingOffsets`` says.
 
@@ -36,7 +36,7 @@ def starts_of(
 
 
 def ends_of(
-    text: str, ranges: Mapping[int, Range], standings: Mapping[int, Standing], count: int
+    text: str, ranges: Mapping[int, Range], standings: Mapping[int, NodeStanding], count: int
 ) -> dict[int, Range]:
     """Return the ranges up to where option ``endingOffsets`` says, without those that are empty.
 
@@ -53,12 +53,12 @@ def ends_of(
     return found
 
 
-def current(nodes: Nodes) -> str:
+def current(nodes: BulkNodes) -> str:
     """Return how far all active vBuckets are, as JSON; see `api.current_offsets`."""
     return latest(nodes.vbuckets, nodes.standings()).to_json()
 
 
-def _offset(text: str, count: int, standings: Mapping[int, Standing]) -> Offset:
+def _offset(text: str, count: int, standings: Mapping[int, NodeStanding]) -> Offset:
     offset = starting_at(text, count)
     if offset is None:
         return latest(count, standings)
@@ -69,23 +69,23 @@ def _offset(text: str, count: int, standings: Mapping[int, Standing]) -> Offset:
     return offset
 
 
-def latest(count: int, standings: Mapping[int, Standing]) -> Offset:
+def latest(count: int, standings: Mapping[int, NodeStanding]) -> Offset:
     """Return how far vBuckets are, as an offset."""
     positions = {
-        number: Position(history_of(each.log, each.high_seqno), each.high_seqno)
+        number: OffsetPosition(history_of(each.log, each.high_seqno), each.high_seqno)
         for number, each in standings.items()
         if each.high_seqno
     }
     return Offset(count, positions)
 
 
-def range_from(number: int, position: Position) -> Range:
+def range_from(number: int, position: OffsetPosition) -> Range:
     """Return everything of a vBucket above a position."""
     start, end = position.snapshot or (position.seqno, position.seqno)
     return Range(number, position.seqno, position.uuid, start, end)
 
 
-def _check_end(number: int, end: Position, standing: Standing) -> None:
+def _check_end(number: int, end: OffsetPosition, standing: NodeStanding) -> None:
     theirs = (FailoverEntry(end.uuid, 0),)
     shared = shared_until(standing.log, standing.high_seqno, theirs, SEQNO_MAX) if end.seqno else 0
     if shared is None or end.seqno > shared:

@@ -23,7 +23,7 @@ from uprmc.spark.offsets import parsed
 from uprmc.spark.worker_errors import plainly
 
 if TYPE_CHECKING:
-    from uprmc.spark.following import Follower
+    from uprmc.spark.following import SparkFollower
     from uprmc.spark.options import ReadOptions
     from uprmc.spark.stream_task import BatchTask
 
@@ -40,16 +40,16 @@ class UprmcStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._follower: Follower | None = None
+        self._follower: SparkFollower | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_options": self._options, "_follower": None}
 
-    def _driver(self) -> Follower:
-        from uprmc.spark.following import Follower
+    def _driver(self) -> SparkFollower:
+        from uprmc.spark.following import SparkFollower
 
         if self._follower is None:
-            self._follower = Follower(self._options)
+            self._follower = SparkFollower(self._options)
         return self._follower
 
     # --- the driver's side ----------------------------------------------------------------------

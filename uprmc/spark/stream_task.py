@@ -19,13 +19,13 @@ from typing import Any
 import pyarrow as pa
 
 from uprmc.columnar.errors import LeaseEnded, Unreachable
-from uprmc.columnar.lease import Held, KeptLease, logs_of
-from uprmc.columnar.nodes import Nodes
+from uprmc.columnar.lease import KeptLease, LeaseContents, logs_of
+from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import OnDone
 from uprmc.columnar.schema import Columns
 from uprmc.spark.batch import rows
-from uprmc.spark.batch_planner import Rules, Seen, Slice
+from uprmc.spark.batch_planner import PlanRules, Seen, Slice
 from uprmc.spark.options import ReadOptions
 
 #: What a control row has as `_op`.
@@ -46,9 +46,9 @@ class BatchTask:
     reader: bytes = b""  # the id under which the stream is registered, empty if it is not
 
 
-def rules_of(options: ReadOptions) -> Rules:
+def rules_of(options: ReadOptions) -> PlanRules:
     """Return what a stream does about branches and losses."""
-    return Rules(options.on_rollback, options.fail_on_data_loss, options.on_purged)
+    return PlanRules(options.on_rollback, options.fail_on_data_loss, options.on_purged)
 
 
 def run(options: ReadOptions, task: BatchTask) -> Iterator[Any]:
@@ -112,7 +112,7 @@ class _Now:
 
     def __enter__(self) -> _Now:
         options = self._options
-        self._nodes = Nodes(options.access)
+        self._nodes = BulkNodes(options.access)
         try:
             self._kept = KeptLease(options.access, self._left, options.lease_s, reader=self._reader)
             self._kept.__enter__()
@@ -127,7 +127,7 @@ class _Now:
         finally:
             self._nodes.close()
 
-    def planned(self, rules: Rules) -> list[Slice]:
+    def planned(self, rules: PlanRules) -> list[Slice]:
         """Return what of the slices can be read now."""
         seen = seen_of(self._nodes, self._kept.lease.held)
         again = (each.found_again(seen[each.vbucket], rules) for each in self._left.values())
@@ -153,7 +153,7 @@ class _Now:
                 time.sleep(_ASK_AGAIN_S)
 
 
-def seen_of(nodes: Nodes, held: Mapping[int, Held]) -> dict[int, Seen]:
+def seen_of(nodes: BulkNodes, held: Mapping[int, LeaseContents]) -> dict[int, Seen]:
     """Return what a lease holds together with the failover logs that belong to it.
 
     Raises:

@@ -65,7 +65,7 @@ class File(NamedTuple):
     born: int
 
 
-class Place(NamedTuple):
+class StorePlace(NamedTuple):
     """What a store records of where it is."""
 
     file: File  # its data file
@@ -73,17 +73,17 @@ class Place(NamedTuple):
     path: str  # its directory; only for messages
 
 
-def pack_place(place: Place) -> bytes:
+def pack_place(place: StorePlace) -> bytes:
     """Return the record."""
     return _PLACE.pack(*place.file, place.number) + os.fsencode(place.path)
 
 
-def unpack_place(data: bytes) -> Place:
+def unpack_place(data: bytes) -> StorePlace:
     """Read the record; raises `StoreCorrupt`."""
     if len(data) < _PLACE.size:
         raise StoreCorrupt(f"a place of {len(data)} bytes")
     *numbers, number = _PLACE.unpack_from(data)
-    return Place(File(*numbers), number, os.fsdecode(data[_PLACE.size :]))
+    return StorePlace(File(*numbers), number, os.fsdecode(data[_PLACE.size :]))
 
 
 def file_at(path: Path) -> File:
@@ -116,7 +116,7 @@ def put_beside(directory: Path, number: int) -> None:
             partial.unlink(missing_ok=True)
 
 
-def difference(recorded: Place, file: File, beside: int) -> str:
+def difference(recorded: StorePlace, file: File, beside: int) -> str:
     """Say why a directory is not the one that was left here; empty if it is.
 
     Args:
@@ -335,7 +335,7 @@ def _settle(path: Path, store: LmdbStore, uuid: int, anew: str) -> str:
     if data is not None:
         recorded = unpack_place(data)
         anew, known = anew or difference(recorded, file, beside), recorded.number
-    place = Place(file, max(known, beside, 0) + 1, str(path.absolute()))
+    place = StorePlace(file, max(known, beside, 0) + 1, str(path.absolute()))
     owner = b"%016x %d" % (uuid, os.getpid())
     store.settle(pack_place(place), owner, uuid if anew else None)
     put_beside(path, place.number)

@@ -50,7 +50,7 @@ class VBucketChange(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class CommitBatch:
     """One atomic commit: all of it is on disk afterwards, or none of it."""
 
     changes: Sequence[VBucketChange] = ()  # at most one per vBucket
@@ -188,7 +188,7 @@ class Store(Protocol):
     The docstring of the module says which methods may be called when, and from which thread.
     """
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: CommitBatch) -> None:
         """Write `batch` atomically; when this returns it survives a crash of the process.
 
         With syncing on (the default of every implementation) it survives a power loss too.

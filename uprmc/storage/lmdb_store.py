@@ -25,7 +25,7 @@ from uprmc.storage import layout, segments, upgrade
 from uprmc.storage.damage import Damage
 from uprmc.storage.interface import (
     CLEAN_MARK,
-    Batch,
+    CommitBatch,
     Damaged,
     DamagedRecords,
     StoreUsage,
@@ -44,7 +44,7 @@ from uprmc.storage.lmdb_files import Databases, LmdbFiles, PinnedPages, ReadAhea
 _INDEX_ENTRIES = 2_000
 
 
-class Opened(Protocol):
+class OpenedFiles(Protocol):
     """What a view reads: an environment and its databases."""
 
     env: lmdb.Environment
@@ -61,7 +61,9 @@ class LmdbView:
         transaction: the number of the commit whose state it reads.
     """
 
-    def __init__(self, files: Opened, damage: Damage, on_close: Callable[[LmdbView], None]) -> None:
+    def __init__(
+        self, files: OpenedFiles, damage: Damage, on_close: Callable[[LmdbView], None]
+    ) -> None:
         self.records_read = 0
         self._damage = damage
         self._on_close = on_close
@@ -329,7 +331,7 @@ class BatchWriter:
         self._meta = txn.cursor(databases.meta)
         self._replaced: dict[int, list[bytes]] = {}
 
-    def write(self, batch: Batch) -> None:
+    def write(self, batch: CommitBatch) -> None:
         """Apply the whole batch, vBuckets by rising number: the order in which they are stored.
 
         Raises:
@@ -794,7 +796,7 @@ class LmdbStore:
         except lmdb.Error as error:
             raise self._files.failure(error) from error
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: CommitBatch) -> None:
         """Write `batch` atomically."""
         files = self._files
         try:

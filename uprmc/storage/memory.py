@@ -14,7 +14,7 @@ from weakref import WeakSet
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
 from uprmc.record import ABSENT, KIND_AT, SEQNO, key_of, seqno_of, unpack, without_value
-from uprmc.storage.interface import Batch, Damaged, StoreUsage, VBucketChange
+from uprmc.storage.interface import CommitBatch, Damaged, StoreUsage, VBucketChange
 
 # --- batch check ----------------------------------------------------------------------------------
 # What every store refuses to commit: a batch that would leave its two indexes at odds.
@@ -24,7 +24,7 @@ from uprmc.storage.interface import Batch, Damaged, StoreUsage, VBucketChange
 VBUCKETS_MAX = 1_024
 
 
-def check_batch(batch: Batch) -> None:
+def check_batch(batch: CommitBatch) -> None:
     """Hold the caller to the rules of `VBucketChange`.
 
     Raises:
@@ -72,7 +72,7 @@ class _State:
     vbuckets: Mapping[int, _VBucket] = field(default_factory=dict)
     local: Mapping[bytes, bytes] = field(default_factory=dict)
 
-    def after(self, batch: Batch) -> _State:
+    def after(self, batch: CommitBatch) -> _State:
         """Return the state that `batch` makes of this one."""
         vbuckets = {} if batch.reset_all else dict(self.vbuckets)
         for change in batch.changes:
@@ -222,7 +222,7 @@ class MemoryStore:
         if self.closed:
             raise StoreError("the store is closed")
 
-    def commit(self, batch: Batch) -> None:
+    def commit(self, batch: CommitBatch) -> None:
         """Write `batch` atomically."""
         self._check_open()
         check_batch(batch)

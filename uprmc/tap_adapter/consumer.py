@@ -99,7 +99,7 @@ class Action(Enum):
     NOTHING = "nothing"
 
 
-class Change(NamedTuple):
+class TapChange(NamedTuple):
     """What a message means."""
 
     action: Action  # what to do
@@ -129,7 +129,7 @@ _COMMANDS = {
 }
 
 
-def change_of(message: TapMessage) -> Change:
+def change_of(message: TapMessage) -> TapChange:
     """Return what a message asks for; whether it may have it is the consumer's business.
 
     Raises:
@@ -142,7 +142,7 @@ def change_of(message: TapMessage) -> Change:
     return read(message)
 
 
-def _store(message: TapMessage) -> Change:
+def _store(message: TapMessage) -> TapChange:
     if message.flags & _NO_VALUE:
         raise RemoteProtocolError("a document whose value was left out cannot be stored")
     flags, specific = message.item_flags, message.specific
@@ -156,51 +156,51 @@ def _store(message: TapMessage) -> Change:
         nru = told if told <= _NRU_COLDEST else _NRU_DEFAULT
     cas = 0 if plain else message.cas
     item = Item(message.key, message.value, flags, message.expiration, cas, 0, rev, nru=nru)
-    return Change(Action.STORE, message.vbucket, item, plain)
+    return TapChange(Action.STORE, message.vbucket, item, plain)
 
 
-def _remove(message: TapMessage) -> Change:
+def _remove(message: TapMessage) -> TapChange:
     plain = len(message.specific) < TAP_REVISION_SPECIFIC.size
     rev = 0 if plain else TAP_REVISION_SPECIFIC.unpack_from(message.specific)[0] or 1
     cas = 0 if plain else message.cas
     item = Item(message.key, None, 0, 0, cas, 0, rev, life=Life.DELETED)
-    return Change(Action.REMOVE, message.vbucket, item, plain)
+    return TapChange(Action.REMOVE, message.vbucket, item, plain)
 
 
-def _flush(message: TapMessage) -> Change:
-    return Change(Action.FLUSH, message.vbucket)
+def _flush(message: TapMessage) -> TapChange:
+    return TapChange(Action.FLUSH, message.vbucket)
 
 
-def _opaque(message: TapMessage) -> Change:
+def _opaque(message: TapMessage) -> TapChange:
     action = Action.NOTHING
     if len(message.specific) == TAP_WORD_SPECIFIC.size:
         (command,) = TAP_WORD_SPECIFIC.unpack(message.specific)
         action = _COMMANDS.get(command, Action.NOTHING)
-    return Change(action, message.vbucket)
+    return TapChange(action, message.vbucket)
 
 
-def _set_state(message: TapMessage) -> Change:
+def _set_state(message: TapMessage) -> TapChange:
     if len(message.specific) != TAP_WORD_SPECIFIC.size:
         raise RemoteProtocolError(f"a vBucket's state in {len(message.specific)} bytes")
     (state,) = TAP_WORD_SPECIFIC.unpack(message.specific)
     if state not in _STATES:
         raise RemoteProtocolError(f"{state} is no state of a vBucket")
-    return Change(Action.SET_STATE, message.vbucket, number=state)
+    return TapChange(Action.SET_STATE, message.vbucket, number=state)
 
 
-def _checkpoint(message: TapMessage) -> Change:
+def _checkpoint(message: TapMessage) -> TapChange:
     if len(message.value) != TAP_CHECKPOINT_VALUE.size:
         raise RemoteProtocolError(f"a checkpoint's id in {len(message.value)} bytes")
     (checkpoint_id,) = TAP_CHECKPOINT_VALUE.unpack(message.value)
     if message.opcode == Opcode.TAP_CHECKPOINT_END:
-        return Change(Action.CLOSE_CHECKPOINT, message.vbucket, number=checkpoint_id)
+        return TapChange(Action.CLOSE_CHECKPOINT, message.vbucket, number=checkpoint_id)
     rev = 0
     if len(message.specific) == TAP_REVISION_SPECIFIC.size:
         (rev,) = TAP_REVISION_SPECIFIC.unpack(message.specific)
-    return Change(Action.OPEN_CHECKPOINT, message.vbucket, number=checkpoint_id, deleted_rev=rev)
+    return TapChange(Action.OPEN_CHECKPOINT, message.vbucket, number=checkpoint_id, deleted_rev=rev)
 
 
-_CHANGES: dict[int, Callable[[TapMessage], Change]] = {
+_CHANGES: dict[int, Callable[[TapMessage], TapChange]] = {
     Opcode.TAP_MUTATION: _store,
     Opcode.TAP_DELETE: _remove,
     Opcode.TAP_FLUSH: _flush,
@@ -573,7 +573,7 @@ class TapConsumer:
 
     # --- versions -------------------------------------------------------------------------------
 
-    def _overwrite(self, change: Change) -> None:
+    def _overwrite(self, change: TapChange) -> None:
         version = change.item
         assert version is not None
         if not 0 < len(version.key) <= KEY_MAX_BYTES:
@@ -604,24 +604,24 @@ class TapConsumer:
 
     # --- beginnings and ends --------------------------------------------------------------------
 
-    def _flush(self, change: Change) -> None:
+    def _flush(self, change: TapChange) -> None:
         """Empty everything, as a client's flush_all: what follows another node gets it again."""
         flush_all(self._bucket)
 
-    def _reset(self, change: Change) -> None:
+    def _reset(self, change: TapChange) -> None:
         vbucket = self._vbucket(change.vbucket)
         self._boundaries.begin_backfill(vbucket.id)
         begin_anew(self._bucket, vbucket)
 
-    def _end_backfill(self, change: Change) -> None:
+    def _end_backfill(self, change: TapChange) -> None:
         vbucket = self._bucket.vbuckets.get(change.vbucket)
         if vbucket is not None and self._boundaries.end_backfill(vbucket.id):
             self._complete(vbucket)
 
-    def _follow_checkpoints(self, change: Change) -> None:
+    def _follow_checkpoints(self, change: TapChange) -> None:
         self._boundaries.follows_checkpoints = True
 
-    def _set_state(self, change: Change) -> None:
+    def _set_state(self, change: TapChange) -> None:
         number, state = change.vbucket, VBucketState(change.number)
         self._check_unfilled(number)
         vbucket = self._bucket.vbuckets.get(number)
@@ -629,7 +629,7 @@ class TapConsumer:
             vbucket.complete_snapshot()
         self._bucket.set_state(number, state)
 
-    def _open_checkpoint(self, change: Change) -> None:
+    def _open_checkpoint(self, change: TapChange) -> None:
         vbucket = self._vbucket(change.vbucket)
         if vbucket.state == _ACTIVE:
             return
@@ -638,7 +638,7 @@ class TapConsumer:
         if self._boundaries.start(vbucket.id, change.number):
             self._complete(vbucket, before)
 
-    def _close_checkpoint(self, change: Change) -> None:
+    def _close_checkpoint(self, change: TapChange) -> None:
         vbucket = self._vbucket(change.vbucket)
         if vbucket.state == _ACTIVE:
             return
@@ -665,7 +665,7 @@ class TapConsumer:
 
 _KNOWN_OPAQUES = frozenset({*TapOpaque, 5, 6})
 
-_ACTIONS: dict[Action, Callable[[TapConsumer, Change], None]] = {
+_ACTIONS: dict[Action, Callable[[TapConsumer, TapChange], None]] = {
     Action.STORE: TapConsumer._overwrite,
     Action.REMOVE: TapConsumer._overwrite,
     Action.FLUSH: TapConsumer._flush,

@@ -17,10 +17,10 @@ from uprmc.model import SnapshotRange
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.tap import Connect, ConnectFlag, TapFlag, TapOpaque
 from uprmc.protocol.upr import Marker
-from uprmc.tap_adapter.names import Cursor, TapName
+from uprmc.tap_adapter.names import TapCursor, TapName
 from uprmc.tap_adapter.translate import TapForm, with_ack
 from uprmc.tap_adapter.upstream import Upstream
-from uprmc.tap_adapter.window import SEQUENCE_MAX, Control, Mark, Settled, Window
+from uprmc.tap_adapter.window import SEQUENCE_MAX, Mark, Settled, TapControl, TapWindow
 
 if TYPE_CHECKING:
     from uprmc.tap_adapter.openings import Correction
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # --- stream ---------------------------------------------------------------------------------------
 # One vBucket on its way to a TAP client: where its stream stands on this connection.
 #
-# What outlives the connection is the vBucket's `Cursor` (`names`); this is the rest. Nothing
+# What outlives the connection is the vBucket's `TapCursor` (`names`); this is the rest. Nothing
 # happens here by itself: `openings` begins streams, `feed` moves them on, `producer` tells what was
 # acknowledged.
 
@@ -116,7 +116,7 @@ class TapStream:
         "whole",
     )
 
-    def __init__(self, number: int, cursor: Cursor, standing_seqno: int) -> None:
+    def __init__(self, number: int, cursor: TapCursor, standing_seqno: int) -> None:
         """See the class."""
         self.number = number
         self.cursor = cursor
@@ -193,9 +193,9 @@ class TapStream:
 
 
 # --- send queue -----------------------------------------------------------------------------------
-# The order in which messages leave: `Control` messages first, items as gates and window allow.
+# The order in which messages leave: `TapControl` messages first, items as gates and window allow.
 #
-# Job: number the messages, say which ask to be acknowledged, and keep the account (`Window`). A
+# Job: number the messages, say which ask to be acknowledged, and keep the account (`TapWindow`). A
 # client that acknowledges is asked at every so many messages and whenever nothing more follows. The
 # newest message is therefore **held back** until it is known whether something follows it; it
 # leaves before anything else does, so that the order stays.
@@ -210,7 +210,7 @@ _RUN_MESSAGES = 4_096
 class SendQueue:
     """The messages that wait to be sent to one client."""
 
-    def __init__(self, window: Window, interval: int, *, acks: bool) -> None:
+    def __init__(self, window: TapWindow, interval: int, *, acks: bool) -> None:
         """See the class; `interval`: after how many messages the client is asked."""
         self.acks = acks  # whether the client acknowledges
         self.window = window  # what it has not acknowledged
@@ -220,13 +220,13 @@ class SendQueue:
         #: Messages after which the client's place is another than before; most OPAQUE are not.
         self.binding = 0
         self._interval = interval
-        self._queue: deque[Control] = deque()
+        self._queue: deque[TapControl] = deque()
         self._held: list[bytes] = []
         self._held_bytes = 0
 
     @property
     def queued(self) -> int:
-        """How many `Control` messages have not left."""
+        """How many `TapControl` messages have not left."""
         return len(self._queue)
 
     @property
@@ -257,11 +257,11 @@ class SendQueue:
 
     # --- Control messages -----------------------------------------------------------------------
 
-    def post(self, control: Control) -> None:
+    def post(self, control: TapControl) -> None:
         """Send it when its turn comes."""
         self._queue.append(control)
 
-    def post_again(self, control: Control) -> None:
+    def post_again(self, control: TapControl) -> None:
         """Send it before all others: it was refused."""
         self._queue.appendleft(control)
 
@@ -292,7 +292,7 @@ class SendQueue:
             size += len(message)
         return size
 
-    def _may_leave(self, control: Control) -> bool:
+    def _may_leave(self, control: TapControl) -> bool:
         if not self.acks:
             return True
         if control.after_all:
@@ -325,7 +325,7 @@ class SendQueue:
             last_head: index of the last one's first piece.
             mark: the place at which the client is when it has them.
             ask: whether the last one is to be acknowledged in any case.
-            before: as of `Window.add_items`.
+            before: as of `TapWindow.add_items`.
         """
         window = self.window
         window.add_items(vbucket, count, mark, before)
@@ -371,11 +371,11 @@ _OF_STREAM = frozenset(
 )
 
 
-def _binds(control: Control) -> bool:
+def _binds(control: TapControl) -> bool:
     return control.opcode != Opcode.TAP_OPAQUE or control.word == TapOpaque.INITIAL_VBUCKET_STREAM
 
 
-def _is_of_stream(control: Control) -> bool:
+def _is_of_stream(control: TapControl) -> bool:
     if control.opcode == Opcode.TAP_OPAQUE:
         return control.word in _OF_STREAM
     return control.opcode in _CHECKPOINTS
@@ -384,7 +384,7 @@ def _is_of_stream(control: Control) -> bool:
 # --- conversation ---------------------------------------------------------------------------------
 
 
-class Conversation:
+class TapConversation:
     """What the parts of one TAP producer share.
 
     Attributes:
@@ -425,7 +425,7 @@ class Conversation:
         self.upstream = upstream
         self.settings = settings
         self.wake = wake
-        window = Window(settings.ack_interval * settings.ack_window)
+        window = TapWindow(settings.ack_interval * settings.ack_window)
         acks = bool(flags & ConnectFlag.SUPPORT_ACK)
         self.send_queue = SendQueue(window, settings.ack_interval, acks=acks)
         self.form = TapForm(
@@ -466,7 +466,7 @@ class Conversation:
 class Checkpoints:
     """The checkpoints of one connection."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: TapConversation) -> None:
         """See the class."""
         self._conversation = conversation
         self._moved: dict[TapStream, None] = {}
@@ -516,7 +516,9 @@ class Checkpoints:
         stream.checkpoint_open = False
         stream.ending = cursor.checkpoint_id, cursor.checkpoint_after
         self._conversation.send_queue.post(
-            Control(Opcode.TAP_CHECKPOINT_END, number, cursor.checkpoint_id, left=left, acked=acked)
+            TapControl(
+                Opcode.TAP_CHECKPOINT_END, number, cursor.checkpoint_id, left=left, acked=acked
+            )
         )
 
     def _ended(self, stream: TapStream, checkpoint_id: int, seqno: int) -> None:
@@ -543,14 +545,14 @@ class Checkpoints:
             if stream.checkpoint_open:
                 self._end(stream)
             self._conversation.send_queue.post(
-                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
+                TapControl(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
             )
         return told
 
 
-def _start_of(stream: TapStream) -> Control:
+def _start_of(stream: TapStream) -> TapControl:
     cursor = stream.cursor
-    return Control(
+    return TapControl(
         Opcode.TAP_CHECKPOINT_START,
         stream.number,
         cursor.checkpoint_id,
@@ -563,7 +565,7 @@ def _has_everything(stream: TapStream) -> bool:
     return at_rest and stream.position >= stream.standing_seqno
 
 
-def take_back_end(conversation: Conversation, stream: TapStream) -> None:
+def take_back_end(conversation: TapConversation, stream: TapStream) -> None:
     """Let a checkpoint go on whose end has not left: some of it was refused, and is sent again."""
     if stream.ending is not None:
         conversation.send_queue.withdraw(stream.number)

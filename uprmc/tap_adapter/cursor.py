@@ -25,7 +25,7 @@ CHECKPOINTS_LEAST = 2
 
 
 @dataclass(slots=True)
-class Cursor:
+class TapCursor:
     """Where a client stands in one vBucket."""
 
     uuid: int = 0  # the history that its seqnos belong to
@@ -78,7 +78,7 @@ class Cursor:
             self.checkpoint_after = seqno
         self.closed = {number: end for number, end in self.closed.items() if end <= seqno}
 
-    def copied(self) -> Cursor:
+    def copied(self) -> TapCursor:
         """Return one that can be moved without moving this one."""
         return replace(self, closed=dict(self.closed))
 
@@ -97,14 +97,14 @@ _VBUCKET_MAX = 0xFFFF
 _NUMBER_MAX = 2**64 - 1
 
 
-class Position(NamedTuple):
+class TapPosition(NamedTuple):
     """What a document says: cursors by vBucket, and the Unix time when the client was last here."""
 
-    cursors: dict[int, Cursor]
+    cursors: dict[int, TapCursor]
     seen_s: float
 
 
-def encode_position(cursors: Mapping[int, Cursor], seen_s: float) -> bytes:
+def encode_position(cursors: Mapping[int, TapCursor], seen_s: float) -> bytes:
     """Return the document; `seen_s` is Unix time in seconds."""
     rows = [
         [
@@ -126,7 +126,7 @@ def encode_position(cursors: Mapping[int, Cursor], seen_s: float) -> bytes:
     return b"%b %b %08x\n%b" % (_TITLE, _VERSION, crc32(body), body)
 
 
-def decode_position(document: bytes) -> Position:
+def decode_position(document: bytes) -> TapPosition:
     """Read a document.
 
     Raises:
@@ -143,7 +143,7 @@ def decode_position(document: bytes) -> Position:
             raise TypeError("a vBucket twice")
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
         raise ValueError("it does not have the form that this uprmc writes") from None
-    return Position(cursors, float(seen_s))
+    return TapPosition(cursors, float(seen_s))
 
 
 def _checked_body(document: bytes) -> bytes:
@@ -159,7 +159,7 @@ def _checked_body(document: bytes) -> bytes:
     return body
 
 
-def _course(row: Any) -> tuple[int, Cursor]:
+def _course(row: Any) -> tuple[int, TapCursor]:
     vbucket, uuid, acked, start, end, sent, open_id, after, backfilled, deleted_rev, closed = row
     pairs = [(first, second) for first, second in closed]
     numbers = [uuid, acked, start, end, sent, open_id, after, deleted_rev]
@@ -172,7 +172,7 @@ def _course(row: Any) -> tuple[int, Cursor]:
     if not (start <= acked <= end and acked <= sent):
         raise TypeError(row)
     snapshot = SnapshotRange(start, end)
-    return vbucket, Cursor(
+    return vbucket, TapCursor(
         uuid,
         acked,
         snapshot,

@@ -22,11 +22,11 @@ from uprmc.protocol.header import unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, EndReason, MarkerFlag, Opcode, Status
 from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, STREAM_END_EXTRAS, decode_marker
-from uprmc.tap_adapter.conversation import Checkpoints, Conversation, Phase, TapStream
-from uprmc.tap_adapter.cursor import Cursor
+from uprmc.tap_adapter.conversation import Checkpoints, Phase, TapConversation, TapStream
+from uprmc.tap_adapter.cursor import TapCursor
 from uprmc.tap_adapter.openings import Openings
 from uprmc.tap_adapter.translate import take_frame, translate_run
-from uprmc.tap_adapter.window import Control, Settled
+from uprmc.tap_adapter.window import Settled, TapControl
 from uprmc.upr.peer import UprRequest
 
 _ITEMS = frozenset(map(int, (Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION)))
@@ -39,10 +39,10 @@ PULL_BYTES = 128 * 1024
 KEPT_BYTES = 1024 * 1024
 
 
-class Feed:
+class TapFeed:
     """Turns frames of UPR into messages for one client."""
 
-    def __init__(self, conversation: Conversation) -> None:
+    def __init__(self, conversation: TapConversation) -> None:
         """See the class."""
         self._conversation = conversation
         self._openings = Openings(conversation, self.settle)
@@ -210,7 +210,9 @@ class Feed:
     def _flush(self, stream: TapStream, request: UprRequest) -> bool:
         """TAP's own FLUSH would empty the whole bucket."""
         for command in (TapOpaque.INITIAL_VBUCKET_STREAM, TapOpaque.CLOSE_BACKFILL):
-            self._conversation.send_queue.post(Control(Opcode.TAP_OPAQUE, stream.number, command))
+            self._conversation.send_queue.post(
+                TapControl(Opcode.TAP_OPAQUE, stream.number, command)
+            )
         return True
 
     def _set_state(self, stream: TapStream, request: UprRequest) -> bool:
@@ -224,14 +226,16 @@ class Feed:
         if state == VBucketState.ACTIVE:
             taken = partial(self._state_taken, stream)
             conversation.send_queue.post(
-                Control(Opcode.TAP_VBUCKET_SET, stream.number, state, after_all=True, acked=taken)
+                TapControl(
+                    Opcode.TAP_VBUCKET_SET, stream.number, state, after_all=True, acked=taken
+                )
             )
         else:
             stream.handing_over = True
             self._state_taken(stream)
         return True
 
-    def _backfill_ended(self, cursor: Cursor) -> None:
+    def _backfill_ended(self, cursor: TapCursor) -> None:
         cursor.backfilled = True
         self._conversation.urgent = True
 
@@ -259,7 +263,7 @@ class Feed:
             # the end.
             told = partial(self._backfill_ended, stream.cursor)
             conversation.send_queue.post(
-                Control(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL, acked=told)
+                TapControl(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL, acked=told)
             )
         if stream.answer_due:
             stream.answer_due = False
@@ -334,9 +338,9 @@ def beginnings_first(pieces: list[bytes]) -> tuple[list[bytes], int]:
     return markers + others, len(markers)
 
 
-_HANDLERS: dict[int, Callable[[Feed, TapStream, UprRequest], bool]] = {
-    Opcode.UPR_SNAPSHOT_MARKER: Feed._marker,
-    Opcode.UPR_STREAM_END: Feed._stream_end,
-    Opcode.UPR_FLUSH: Feed._flush,
-    Opcode.UPR_SET_VBUCKET_STATE: Feed._set_state,
+_HANDLERS: dict[int, Callable[[TapFeed, TapStream, UprRequest], bool]] = {
+    Opcode.UPR_SNAPSHOT_MARKER: TapFeed._marker,
+    Opcode.UPR_STREAM_END: TapFeed._stream_end,
+    Opcode.UPR_FLUSH: TapFeed._flush,
+    Opcode.UPR_SET_VBUCKET_STATE: TapFeed._set_state,
 }

@@ -32,7 +32,7 @@ from uprmc.protocol.header import MERGED_REQUEST_HEADER, ResponseFrame, request_
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import MUTATION_FRAME, ROLLBACK_VALUE, StreamRequest
 from uprmc.record import unpack
-from uprmc.tap_adapter.upstream import Standing
+from uprmc.tap_adapter.upstream import UpstreamVBucket
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Negotiated, UprRequest
 from uprmc.upr.producer import Producer
@@ -133,7 +133,7 @@ class LocalUpstream:
     # --- streams --------------------------------------------------------------------------------
 
     def survey(
-        self, numbers: Sequence[int] | None, done: Callable[[dict[int, Standing]], None]
+        self, numbers: Sequence[int] | None, done: Callable[[dict[int, UpstreamVBucket]], None]
     ) -> None:
         """See `upstream.Upstream`; a replica in mid-snapshot stands where it was whole last."""
         vbuckets = self._bucket.vbuckets
@@ -215,8 +215,8 @@ class LocalUpstream:
         fetch.begin()
 
 
-def _standing(vbucket: VBucket) -> Standing:
-    return Standing(vbucket.state, vbucket.whole_seqno, vbucket.failover_log[0].uuid)
+def _standing(vbucket: VBucket) -> UpstreamVBucket:
+    return UpstreamVBucket(vbucket.state, vbucket.whole_seqno, vbucket.failover_log[0].uuid)
 
 
 # --- document fetch -------------------------------------------------------------------------------
@@ -345,7 +345,7 @@ PLACES_MAX = 1_000_000
 class LocalKeeper:
     """Keeps positions in local documents of the node's store.
 
-    Implements `upstream.Keeper`.
+    Implements `upstream.PositionKeeper`.
     """
 
     def __init__(self, bucket: Bucket) -> None:
@@ -357,7 +357,7 @@ class LocalKeeper:
         self._leaving: set[bytes] = set()
 
     def load(self) -> dict[bytes, bytes]:
-        """See `upstream.Keeper`; what cannot be read is left out, and named in `trouble`."""
+        """See `upstream.PositionKeeper`; what cannot be read is named in `trouble`."""
         store = self._bucket.store
         self._count = self._read_count(store.local(COUNT_NAME))
         found: dict[bytes, bytes] = {}
@@ -382,7 +382,7 @@ class LocalKeeper:
         return 0
 
     def save(self, name: bytes, document: bytes | None, done: Callable[[bool], None]) -> None:
-        """See `upstream.Keeper`."""
+        """See `upstream.PositionKeeper`."""
         if document is None:
             self._drop(name, done)
             return

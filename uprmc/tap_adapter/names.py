@@ -22,16 +22,16 @@ from uprmc.tap_adapter.cursor import (
     CHECKPOINTS_KEPT,
     CHECKPOINTS_LEAST,
     CHECKPOINTS_OF_A_CLIENT,
-    Cursor,
+    TapCursor,
     decode_position,
     encode_position,
 )
-from uprmc.tap_adapter.upstream import Keeper
+from uprmc.tap_adapter.upstream import PositionKeeper
 
 if TYPE_CHECKING:
     from uprmc.tap_adapter.producer import TapProducer
 
-__all__ = ["Cursor", "Names", "TapName"]
+__all__ = ["Names", "TapCursor", "TapName"]
 
 #: The longest name, as of any key.
 NAME_BYTES_MAX = 250
@@ -67,7 +67,9 @@ class TapName:
         )
         #: It wants closed checkpoints only.
         self.closed_only = self.registered and connect.closed_only
-        self.cursors: dict[int, Cursor] = {}  # where it stands, by vBucket; a producer moves them
+        self.cursors: dict[
+            int, TapCursor
+        ] = {}  # where it stands, by vBucket; a producer moves them
         self.ring = names.new_ring()  # what it was sent
         #: Serves it; set by the code that made the producer.
         self.producer: TapProducer | None = None
@@ -117,7 +119,7 @@ class TapName:
 class Names:
     """All clients of one adapter."""
 
-    def __init__(self, settings: TapSettings, keeper: Keeper) -> None:
+    def __init__(self, settings: TapSettings, keeper: PositionKeeper) -> None:
         """Learn the registered clients from `keeper`."""
         self._settings = settings
         self._saves = Saves(keeper)
@@ -549,7 +551,7 @@ class _Line:
 class Saves:
     """The documents of one adapter."""
 
-    def __init__(self, keeper: Keeper) -> None:
+    def __init__(self, keeper: PositionKeeper) -> None:
         """Load all documents."""
         self._keeper = keeper
         self._lines: dict[bytes, _Line] = {}

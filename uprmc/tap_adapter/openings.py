@@ -1,9 +1,9 @@
 """How streams begin, and begin again: from where, by whose history, and what a rollback costs.
 
-A vBucket starts where its `Cursor` says that the client stands, or from scratch: the client empties
-its copy (OPAQUE 1) and gets everything. When history has branched below what the client may hold,
-its items above the branch are corrected where the ring of sent keys reaches, or the
-vBucket starts from scratch.
+A vBucket starts where its `TapCursor` says that the client stands, or from scratch: the client
+empties its copy (OPAQUE 1) and gets everything. When history has branched below what the client may
+hold, its items above the branch are corrected where the ring of sent keys reaches, or the vBucket
+starts from scratch.
 
 Note: corrections are decided when a stream is **granted**, by the failover log that comes with it.
 A rollback answer only moves the client's position back and requests the stream again. So there is
@@ -24,11 +24,11 @@ from uprmc.protocol.opcodes import Opcode, Status, StreamFlag
 from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import ROLLBACK_VALUE, StreamRequest
 from uprmc.remote.history import read_log
-from uprmc.tap_adapter.conversation import Conversation, Phase, TapStream, take_back_end
-from uprmc.tap_adapter.cursor import Cursor
+from uprmc.tap_adapter.conversation import Phase, TapConversation, TapStream, take_back_end
+from uprmc.tap_adapter.cursor import TapCursor
 from uprmc.tap_adapter.translate import version_message
-from uprmc.tap_adapter.upstream import Standing
-from uprmc.tap_adapter.window import Control, Mark
+from uprmc.tap_adapter.upstream import UpstreamVBucket
+from uprmc.tap_adapter.window import Mark, TapControl
 
 # --- corrections ----------------------------------------------------------------------------------
 # Corrections: what a client was sent of a history that is over is overwritten by what holds now.
@@ -51,7 +51,7 @@ class Correction:
 
     def __init__(
         self,
-        conversation: Conversation,
+        conversation: TapConversation,
         stream: TapStream,
         point: int,
         keys: list[bytes],
@@ -143,7 +143,7 @@ class Correction:
 class Openings:
     """Begins the streams of one client."""
 
-    def __init__(self, conversation: Conversation, settle: Callable[[TapStream], None]) -> None:
+    def __init__(self, conversation: TapConversation, settle: Callable[[TapStream], None]) -> None:
         """See the class; `settle` learns of streams that were granted."""
         self._conversation = conversation
         self._settle = settle
@@ -153,7 +153,7 @@ class Openings:
 
     # --- the first time on a connection ---------------------------------------------------------
 
-    def begin(self, number: int, standing: Standing) -> None:
+    def begin(self, number: int, standing: UpstreamVBucket) -> None:
         """Begin the stream of a vBucket, unless it is none for such a connection."""
         conversation = self._conversation
         of_active = conversation.dump or conversation.takeover
@@ -167,29 +167,29 @@ class Openings:
             self._empty(stream)
         if conversation.takeover:
             conversation.send_queue.post(
-                Control(Opcode.TAP_VBUCKET_SET, number, VBucketState.PENDING)
+                TapControl(Opcode.TAP_VBUCKET_SET, number, VBucketState.PENDING)
             )
         self.open(stream)
 
-    def _course_of(self, number: int, standing: Standing) -> Cursor:
+    def _course_of(self, number: int, standing: UpstreamVBucket) -> TapCursor:
         """Return where the client stands; new, and not backfilled, if it is to start over."""
         conversation = self._conversation
         if conversation.dump:
-            return Cursor()
+            return TapCursor()
         cursors = conversation.known.cursors
         cursor = cursors.get(number)
         wanted = conversation.last_closed.get(number, 0)
         if cursor is None and not wanted and conversation.from_now:
             high = standing.high_seqno
             whole = SnapshotRange(high, high)
-            cursor = Cursor(standing.uuid, high, whole, high, backfilled=True)
+            cursor = TapCursor(standing.uuid, high, whole, high, backfilled=True)
             conversation.known.ring.forget(number)
         elif cursor is None or (wanted and not _return_to_checkpoint(cursor, wanted)):
-            cursor = Cursor()
+            cursor = TapCursor()
         elif cursor.sent and not cursor.acked:
             # What the client holds may be deleted, and the deletion forgotten, so it cannot follow
             # from the first seqno.
-            cursor = Cursor()
+            cursor = TapCursor()
         cursors[number] = cursor
         return cursor
 
@@ -296,7 +296,7 @@ class Openings:
     def _forget(self, stream: TapStream) -> None:
         conversation = self._conversation
         conversation.known.ring.forget(stream.number)
-        stream.cursor = Cursor()
+        stream.cursor = TapCursor()
         if not conversation.dump:
             conversation.known.cursors[stream.number] = stream.cursor
 
@@ -321,12 +321,12 @@ class Openings:
             self._forget(stream)
             stream.start_empty()
         emptied = partial(self._all_emptied, [stream.cursor for stream in streams.values()])
-        conversation.send_queue.post(Control(Opcode.TAP_FLUSH, 0, 0, acked=emptied))
+        conversation.send_queue.post(TapControl(Opcode.TAP_FLUSH, 0, 0, acked=emptied))
         for stream in list(streams.values()):
             self.open(stream)
         return True
 
-    def _all_emptied(self, cursors: list[Cursor]) -> None:
+    def _all_emptied(self, cursors: list[TapCursor]) -> None:
         """The client has nothing any more, which is what a backfill would have brought it."""
         for cursor in cursors:
             cursor.backfilled = True
@@ -384,14 +384,16 @@ class Openings:
             emptied = partial(self._emptied, stream, stream.beginnings)
             command = TapOpaque.INITIAL_VBUCKET_STREAM
             conversation.send_queue.post(
-                Control(Opcode.TAP_OPAQUE, stream.number, command, acked=emptied)
+                TapControl(Opcode.TAP_OPAQUE, stream.number, command, acked=emptied)
             )
         if not stream.surveyed:
             surveyed = partial(self._surveyed, stream, stream.opaque)
             conversation.upstream.survey([stream.number], surveyed)
         self._settle(stream)
 
-    def _surveyed(self, stream: TapStream, opaque: int, standings: dict[int, Standing]) -> None:
+    def _surveyed(
+        self, stream: TapStream, opaque: int, standings: dict[int, UpstreamVBucket]
+    ) -> None:
         """Learn how much comes after the client has emptied a vBucket: it may be nothing."""
         standing = standings.get(stream.number)
         if standing is None or stream.opaque != opaque or stream.surveyed:
@@ -482,7 +484,7 @@ class Openings:
         self._conversation.wake()
 
 
-def _return_to_checkpoint(cursor: Cursor, checkpoint_id: int) -> bool:
+def _return_to_checkpoint(cursor: TapCursor, checkpoint_id: int) -> bool:
     """Go back to the end of a closed checkpoint; says whether it is known."""
     seqno = cursor.closed.get(checkpoint_id)
     if seqno is None or not cursor.backfilled:

@@ -19,11 +19,11 @@ from uprmc.model import VBucketState
 from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.tap import Connect, ConnectFlag, TapOpaque
-from uprmc.tap_adapter.conversation import Conversation, Phase
-from uprmc.tap_adapter.feed import PULL_BYTES, Feed
+from uprmc.tap_adapter.conversation import Phase, TapConversation
+from uprmc.tap_adapter.feed import PULL_BYTES, TapFeed
 from uprmc.tap_adapter.names import Names, TapName
-from uprmc.tap_adapter.upstream import Standing, Upstream
-from uprmc.tap_adapter.window import Control, Refused
+from uprmc.tap_adapter.upstream import Upstream, UpstreamVBucket
+from uprmc.tap_adapter.window import TapControl, TapRefused
 
 # --- tap statistics -------------------------------------------------------------------------------
 # What ``stats tap`` shows of one producer, by the names that ep-engine gave and tools read.
@@ -96,7 +96,9 @@ def _yes(value: bool) -> str:
     return "true" if value else "false"
 
 
-def statistics_of(conversation: Conversation, counts: TapCounts, *, paused: bool) -> TapStatistics:
+def statistics_of(
+    conversation: TapConversation, counts: TapCounts, *, paused: bool
+) -> TapStatistics:
     """Return the numbers of a producer."""
     send_queue = conversation.send_queue
     window = send_queue.window
@@ -142,7 +144,7 @@ class SavedBatch:
     """Messages that wait until their client's place is saved."""
 
     def __init__(
-        self, conversation: Conversation, feed: Feed, now: float, stirred: Callable[[], None]
+        self, conversation: TapConversation, feed: TapFeed, now: float, stirred: Callable[[], None]
     ) -> None:
         """Begin without a batch.
 
@@ -270,10 +272,10 @@ class TapProducer:
         self._noop_due = False
         self._surveyed = False
         self._nacks = self._noops = self._strange_answers = self._sent_bytes = 0
-        self._conversation = Conversation(
+        self._conversation = TapConversation(
             connect, known, upstream, settings, self._stirred, unix_now
         )
-        self._feed = Feed(self._conversation)
+        self._feed = TapFeed(self._conversation)
         self._batch: SavedBatch | None = None
         if known.registered:
             self._batch = SavedBatch(self._conversation, self._feed, now, self._stirred)
@@ -285,13 +287,15 @@ class TapProducer:
     def _greet(self) -> None:
         conversation = self._conversation
         if conversation.send_queue.acks:
-            conversation.send_queue.post(Control(Opcode.TAP_OPAQUE, 0, TapOpaque.ENABLE_AUTO_NACK))
+            conversation.send_queue.post(
+                TapControl(Opcode.TAP_OPAQUE, 0, TapOpaque.ENABLE_AUTO_NACK)
+            )
         if conversation.asks_checkpoints:
             conversation.send_queue.post(
-                Control(Opcode.TAP_OPAQUE, 0, TapOpaque.ENABLE_CHECKPOINT_SYNC)
+                TapControl(Opcode.TAP_OPAQUE, 0, TapOpaque.ENABLE_CHECKPOINT_SYNC)
             )
 
-    def _begin(self, standings: dict[int, Standing]) -> None:
+    def _begin(self, standings: dict[int, UpstreamVBucket]) -> None:
         if self.closed:
             return
         for number, standing in standings.items():
@@ -299,7 +303,7 @@ class TapProducer:
         self._surveyed = True
         self._stirred()
 
-    def _begin_active(self, standings: dict[int, Standing]) -> None:
+    def _begin_active(self, standings: dict[int, UpstreamVBucket]) -> None:
         self._begin(
             {number: at for number, at in standings.items() if at.state == VBucketState.ACTIVE}
         )
@@ -418,7 +422,7 @@ class TapProducer:
         if self._send_again(refused):
             self._asleep_until = self._now + self._conversation.settings.backoff_s
 
-    def _send_again(self, refused: Refused) -> bool:
+    def _send_again(self, refused: TapRefused) -> bool:
         """Have what was refused sent anew; says whether there is to be a pause before."""
         conversation = self._conversation
         if refused.control is not None:
@@ -482,7 +486,7 @@ class TapProducer:
         for number in [number for number in conversation.streams if number not in wanted]:
             self._feed.openings.drop(conversation.streams[number])
         conversation.send_queue.post(
-            Control(Opcode.TAP_OPAQUE, 0, TapOpaque.COMPLETE_VB_FILTER_CHANGE)
+            TapControl(Opcode.TAP_OPAQUE, 0, TapOpaque.COMPLETE_VB_FILTER_CHANGE)
         )
         new = [number for number in wanted if number not in conversation.streams]
         conversation.last_closed = wanted
@@ -491,7 +495,7 @@ class TapProducer:
             conversation.upstream.survey(new, self._begin_new)
         self._stirred()
 
-    def _begin_new(self, standings: dict[int, Standing]) -> None:
+    def _begin_new(self, standings: dict[int, UpstreamVBucket]) -> None:
         streams = self._conversation.streams
         self._begin({number: at for number, at in standings.items() if number not in streams})
 

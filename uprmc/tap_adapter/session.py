@@ -52,7 +52,7 @@ from uprmc.tap_adapter.upstream import MakeUpstream
 Statistics = Callable[[str], Iterable[tuple[str, str] | None] | None]
 
 
-class Opened(NamedTuple):
+class TapOpened(NamedTuple):
     """A client's stream, and what is known of its name."""
 
     known: TapName
@@ -127,7 +127,7 @@ class TapRegistry:
 
     # --- streams --------------------------------------------------------------------------------
 
-    def open(self, connect: Connect, wake: Callable[[], None]) -> Opened:
+    def open(self, connect: Connect, wake: Callable[[], None]) -> TapOpened:
         """Begin a client's stream; one that it had is disconnected.
 
         Raises:
@@ -146,9 +146,9 @@ class TapRegistry:
         producer = TapProducer(known.connect, known, upstream, self._settings, wake, now, unix_now)
         known.producer = producer
         self.connects += 1
-        return Opened(known, producer)
+        return TapOpened(known, producer)
 
-    def close(self, opened: Opened) -> None:
+    def close(self, opened: TapOpened) -> None:
         """Learn that a stream is over, no matter which side ended it."""
         known, producer = opened
         now, unix_now = self._monotonic(), self._clock.now()
@@ -245,7 +245,7 @@ class TapSession:
         self._input = b""
         self._out: list[bytes] = []
         self._unsent = 0
-        self._opened: Opened | None = None
+        self._opened: TapOpened | None = None
 
     def inherit(self, replies: list[bytes], unsent: int) -> None:
         """Take over what the session before this one has not sent yet."""

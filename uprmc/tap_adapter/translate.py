@@ -170,7 +170,7 @@ def with_ack(head: bytes) -> bytes:
 # --- translate ------------------------------------------------------------------------------------
 
 
-class Run(NamedTuple):
+class TapItemsRun(NamedTuple):
     """What one call of `translate_run` has put out."""
 
     items: int  # messages
@@ -219,7 +219,7 @@ def translate_run(
     most: int,
     form: TapForm,
     keys: list[bytes] | None,
-) -> Run:
+) -> TapItemsRun:
     """Translate items of one stream from `place` on; stop before any other frame.
 
     Args:
@@ -237,10 +237,10 @@ def translate_run(
     """
     place = _skip_empty(pieces, place)
     if place == len(pieces):
-        return Run(0, 0, 0, place, -1, 0, 0)
+        return TapItemsRun(0, 0, 0, place, -1, 0, 0)
     run = _Translation(pieces, place, out, sequence, most, form, keys)
     run.go_on()
-    return Run(
+    return TapItemsRun(
         run.sequence - sequence,
         run.size,
         run.last_seqno,

@@ -15,7 +15,7 @@ from uprmc.model import Item
 from uprmc.protocol.upr import StreamRequest
 
 
-class Standing(NamedTuple):
+class UpstreamVBucket(NamedTuple):
     """Where a vBucket stands upstream: its `VBucketState`, high seqno and newest history."""
 
     state: int
@@ -40,7 +40,7 @@ class Upstream(Protocol):
         """Tell whether these are all vBuckets that could be emptied at once."""
 
     def survey(
-        self, numbers: Sequence[int] | None, done: Callable[[dict[int, Standing]], None]
+        self, numbers: Sequence[int] | None, done: Callable[[dict[int, UpstreamVBucket]], None]
     ) -> None:
         """Learn where those of the vBuckets stand that are there; ``None`` = all."""
 
@@ -93,7 +93,7 @@ class Upstream(Protocol):
 MakeUpstream = Callable[[bytes, bool, Callable[[], None]], Upstream]
 
 
-class Keeper(Protocol):
+class PositionKeeper(Protocol):
     """Where positions of registered clients outlive the process."""
 
     def load(self) -> dict[bytes, bytes]:

@@ -1,8 +1,8 @@
 """What a client was sent and has not acknowledged: TAP's window.
 
 Kept are not messages but **stretches**: what one acknowledgement covers, with the place in each
-vBucket's history that it takes the client to. `Control` messages (OPAQUE, VBUCKET_SET, CHECKPOINT)
-are kept one by one, for they are sent again as they were.
+vBucket's history that it takes the client to. `TapControl` messages (OPAQUE, VBUCKET_SET,
+CHECKPOINT) are kept one by one, for they are sent again as they were.
 
 Messages are counted without end, by serials; on the wire they carry 32 bits that skip 0.
 
@@ -44,7 +44,7 @@ class Mark(NamedTuple):
     end: int
 
 
-class Control(NamedTuple):
+class TapControl(NamedTuple):
     """A message that is none of an item; it always asks to be acknowledged."""
 
     opcode: int  # OPAQUE, VBUCKET_SET, FLUSH, CHECKPOINT_START or CHECKPOINT_END
@@ -84,17 +84,17 @@ class Settled(NamedTuple):
     """What an acknowledgement covers."""
 
     marks: dict[int, Mark]  # how far the client is now, by vBucket
-    controls: list[Control]  # those it has taken
+    controls: list[TapControl]  # those it has taken
     size: int  # bytes of UPR that are done with
 
 
-class Refused(NamedTuple):
+class TapRefused(NamedTuple):
     """What comes of a negative acknowledgement."""
 
     settled: Settled  # what lay before it, and the bytes of all that is sent anew
     # Those whose items are to be sent anew from the last place that was acknowledged.
     vbuckets: list[int]
-    control: Control | None  # the message that was refused, where it was no item
+    control: TapControl | None  # the message that was refused, where it was no item
 
 
 class _Stretch:
@@ -110,7 +110,7 @@ class _Stretch:
         self.size = 0
 
 
-class Window:
+class TapWindow:
     """What one client has not acknowledged.
 
     Attributes:
@@ -124,7 +124,7 @@ class Window:
         self.sent = self.acked = begin
         self.limit = limit
         self._stretches: deque[_Stretch] = deque()
-        self._controls: deque[tuple[int, Control]] = deque()
+        self._controls: deque[tuple[int, TapControl]] = deque()
         self._holders: dict[int, int] = {}
         self._gates = 0
         self._gates_of_checkpoints = 0
@@ -192,7 +192,7 @@ class Window:
         """Note that the last message asks to be acknowledged."""
         self._joins = False
 
-    def add_control(self, control: Control) -> None:
+    def add_control(self, control: TapControl) -> None:
         """Note a message that is none of an item."""
         self.sent += 1
         self._joins = False
@@ -218,11 +218,11 @@ class Window:
         """Take all as acknowledged: nobody was asked."""
         return self._settle(self.sent)
 
-    def refuse(self, sequence: int) -> Refused | None:
+    def refuse(self, sequence: int) -> TapRefused | None:
         """Take a negative acknowledgement of `sequence`; ``None`` = it is of nothing.
 
         What was sent after the refused item does not count any more, whatever the answers to it
-        will be, because it is sent anew; that is not so for `Control` messages.
+        will be, because it is sent anew; that is not so for `TapControl` messages.
         """
         serial = self._serial_of(sequence)
         if serial is None:
@@ -230,15 +230,15 @@ class Window:
         settled = self._settle(serial - 1)
         self.acked = serial
         if self._controls and self._controls[0][0] == serial:
-            return Refused(settled, [], self._pop_control())
+            return TapRefused(settled, [], self._pop_control())
         if not self._stretches or serial < self._stretches[0].first:
-            return Refused(settled, [], None)
+            return TapRefused(settled, [], None)
         settled.marks.update(_marks_up_to(self._stretches[0], serial))
         size = settled.size + sum(stretch.size for stretch in self._stretches)
         vbuckets = list(self._holders)
         self._stretches.clear()
         self._holders.clear()
-        return Refused(settled._replace(size=size), vbuckets, None)
+        return TapRefused(settled._replace(size=size), vbuckets, None)
 
     def forget(self, vbucket: int) -> None:
         """Let acknowledgements of a vBucket's items move nothing: its stream has begun anew."""
@@ -254,7 +254,7 @@ class Window:
 
     def _settle(self, serial: int) -> Settled:
         marks: dict[int, Mark] = {}
-        controls: list[Control] = []
+        controls: list[TapControl] = []
         size = 0
         stretches = self._stretches
         while stretches and stretches[0].last <= serial:
@@ -275,7 +275,7 @@ class Window:
         else:
             del self._holders[vbucket]
 
-    def _pop_control(self) -> Control:
+    def _pop_control(self) -> TapControl:
         control = self._controls.popleft()[1]
         self._gates -= control.gates
         self._gates_of_checkpoints -= control.gates_checkpoints

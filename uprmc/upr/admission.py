@@ -10,16 +10,16 @@ from typing import NamedTuple
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.failover_log import shares_history
-from uprmc.engine.reading import Lease
+from uprmc.engine.reading import EngineLease
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import KeyExists, NotMyVBucket, RollbackRequired, TemporaryFailure
 from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBucketState
 from uprmc.protocol.opcodes import StreamFlag
 from uprmc.protocol.upr import StreamRequest
 from uprmc.rollback import (
-    Held,
-    Position,
+    ConsumerPosition,
     Rule,
+    VBucketHoldings,
     check_range,
     check_reach,
     check_versions,
@@ -41,7 +41,7 @@ _FROM_ACTIVE = _ACTIVE_ONLY | _TAKEOVER
 _SERVED = (VBucketState.ACTIVE, VBucketState.REPLICA)
 
 
-class Asked(NamedTuple):
+class AskedPlace(NamedTuple):
     """A stream request, with what its value added to it."""
 
     request: StreamRequest  # its extras
@@ -68,7 +68,7 @@ def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
     return vbucket
 
 
-def check_term(bucket: Bucket, number: int, asked: Asked, term: int) -> None:
+def check_term(bucket: Bucket, number: int, asked: AskedPlace, term: int) -> None:
     """Refuse who knows of a later promotion; who shares our history deposes us with that.
 
     In any state it is remembered, so that a promotion here is above it.
@@ -87,7 +87,7 @@ def check_term(bucket: Bucket, number: int, asked: Asked, term: int) -> None:
 
 def admit(
     vbucket: VBucket,
-    asked: Asked,
+    asked: AskedPlace,
     *,
     persisted_seqno: int,
     settings: UprSettings,
@@ -143,7 +143,7 @@ def _check_filled(vbucket: VBucket) -> None:
         raise TemporaryFailure("the vBucket is being filled")
 
 
-def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> StreamRequest:
+def admit_notifier(vbucket: VBucket, asked: AskedPlace, settings: UprSettings) -> StreamRequest:
     """Return the request of a peer that only waits for news; its ranges do not matter.
 
     Raises:
@@ -161,7 +161,7 @@ def admit_notifier(vbucket: VBucket, asked: Asked, settings: UprSettings) -> Str
 
 
 def admit_to_lease(
-    lease: Lease, vbucket: int, asked: Asked, settings: UprSettings, floor: int = 0
+    lease: EngineLease, vbucket: int, asked: AskedPlace, settings: UprSettings, floor: int = 0
 ) -> StreamRequest:
     """Return the request of a peer that reads from a lease: to the end of what the lease has.
 
@@ -185,22 +185,22 @@ def admit_to_lease(
     return request._replace(end_seqno=held.high_seqno)
 
 
-def _held(vbucket: VBucket, floor: int = 0) -> Held:
-    held = Held(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
+def _held(vbucket: VBucket, floor: int = 0) -> VBucketHoldings:
+    held = VBucketHoldings(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
     return _spared(held, floor)
 
 
-def _spared(held: Held, floor: int) -> Held:
+def _spared(held: VBucketHoldings, floor: int) -> VBucketHoldings:
     """Return what a consumer must be judged by that misses no deletion up to its floor."""
     return held._replace(purge_seqno=SEQNO_NONE) if floor >= held.purge_seqno else held
 
 
-def _position(request: StreamRequest, known: tuple[FailoverEntry, ...]) -> Position:
+def _position(request: StreamRequest, known: tuple[FailoverEntry, ...]) -> ConsumerPosition:
     snapshot = SnapshotRange(request.snapshot_start, request.snapshot_end)
-    return Position(request.start_seqno, snapshot, request.uuid, known)
+    return ConsumerPosition(request.start_seqno, snapshot, request.uuid, known)
 
 
-def _check_free(asked: Asked) -> None:
+def _check_free(asked: AskedPlace) -> None:
     if asked.repeated:
         raise KeyExists("there is a stream of this vBucket")
 
@@ -215,7 +215,7 @@ def _reached(vbucket: VBucket) -> int:
 
 
 def _check_history(
-    held: Held, position: Position, flags: int, rule: Rule, reached_seqno: int
+    held: VBucketHoldings, position: ConsumerPosition, flags: int, rule: Rule, reached_seqno: int
 ) -> None:
     """Let pass who follows our history; send back who does not.
 

@@ -255,7 +255,7 @@ class ByVector(Barriers[_Vector]):
         return stream.sent_seqno < seqno
 
 
-class Place(NamedTuple):
+class RoundPlace(NamedTuple):
     """A place in the rounds: in round `cycle` everything up to `vbucket` has been passed."""
 
     cycle: int
@@ -270,7 +270,7 @@ class _Return:
 
     __slots__ = ("late", "place")
 
-    def __init__(self, place: Place, late: Mapping[int, int]) -> None:
+    def __init__(self, place: RoundPlace, late: Mapping[int, int]) -> None:
         self.place = place  # the round has to come back to here
         #: VBuckets whose turn does not count before they were sent up to this seqno.
         self.late = dict(late)
@@ -291,7 +291,7 @@ class ByCycle(Barriers[_Return]):
     def __init__(self, limit: int) -> None:
         super().__init__(limit)
         self._open: set[int] = set()
-        self._done = Place(0, _BEGINNING)
+        self._done = RoundPlace(0, _BEGINNING)
         self._current: int | None = None
         self._late: Mapping[int, int] = {}
 
@@ -306,12 +306,12 @@ class ByCycle(Barriers[_Return]):
         if self._current is not None or vbucket <= self._done.vbucket:
             raise LocalProtocolError(f"vBucket {vbucket} is out of turn in the round")
         self._current = vbucket
-        self._move(Place(self._done.cycle, vbucket - 1))
+        self._move(RoundPlace(self._done.cycle, vbucket - 1))
 
     def turn_of(self, vbucket: int) -> None:
         """Report that this vBucket's turn is next: in this round those before it are behind us."""
         if self._current is None and vbucket - 1 > self._done.vbucket:
-            self._move(Place(self._done.cycle, vbucket - 1))
+            self._move(RoundPlace(self._done.cycle, vbucket - 1))
 
     def expect(self, late: Mapping[int, int]) -> None:
         """Name the late ones of the next cookie: up to where each has to be sent."""
@@ -329,7 +329,7 @@ class ByCycle(Barriers[_Return]):
                 del goal.late[vbucket]
         if vbucket == self._current:
             self._current = None
-            self._move(Place(self._done.cycle, vbucket))
+            self._move(RoundPlace(self._done.cycle, vbucket))
         else:
             self._look()
 
@@ -342,20 +342,20 @@ class ByCycle(Barriers[_Return]):
     def round_complete(self) -> None:
         if self._current is not None:
             raise LocalProtocolError(f"the round ends inside vBucket {self._current}")
-        self._move(Place(self._done.cycle + 1, _BEGINNING))
+        self._move(RoundPlace(self._done.cycle + 1, _BEGINNING))
 
     def idle(self) -> None:
         self._due.extend(barrier for barrier, _ in self._waiting)
         self._waiting.clear()
 
-    def _move(self, place: Place) -> None:
+    def _move(self, place: RoundPlace) -> None:
         self._done = place
         if self._waiting:
             self._look()
 
     def _goal(self, highs: Mapping[int, int]) -> _Return:
         here = self._done.vbucket if self._current is None else self._current
-        return _Return(Place(self._done.cycle + 1, here), self._late)
+        return _Return(RoundPlace(self._done.cycle + 1, here), self._late)
 
     def _is_reached(self, goal: _Return) -> bool:
         return self._done >= goal.place and not goal.late

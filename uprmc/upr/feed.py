@@ -6,8 +6,8 @@ ends, barrier cookies.
 
 Whose turn it is says a schedule. `RoundRobin` lets every stream that has something send a portion,
 one after the other, so that a hot vBucket cannot starve the others; streams that keep up are served
-all in one loop. `Rounds` is the order of the first specification: vBuckets by number, one whole
-snapshot each, and word of every completed round (ruling R4).
+all in one loop. `StreamRounds` is the order of the first specification: vBuckets by number, one
+whole snapshot each, and word of every completed round (ruling R4).
 
 Disk readings are rationed (`Hub.backfills`), and given up when they are open too long or keep too
 much. A stream that gets no permit is *parked*: it tries again when one is free.
@@ -37,7 +37,7 @@ from uprmc.protocol.upr_extensions import (
 from uprmc.protocol.upr_many import ANNOUNCED_SNAPSHOT, SNAPSHOTS_HEAD_BYTES, snapshots_head
 from uprmc.upr.barrier import ByCycle, ByVector
 from uprmc.upr.hub import Hub
-from uprmc.upr.options import Options
+from uprmc.upr.options import UprOptions
 from uprmc.upr.stream import Stream
 
 #: What one stream may send before others have their turn.
@@ -126,7 +126,7 @@ class Round(NamedTuple):
     visited: frozenset[int]  # vBuckets that sent a snapshot, or began to
 
 
-class Rounds:
+class StreamRounds:
     """Serves vBuckets in ascending order, each with one complete snapshot."""
 
     def __init__(self) -> None:
@@ -192,7 +192,7 @@ class Rounds:
 class Readings:
     """Opens and closes the readings of one connection."""
 
-    def __init__(self, hub: Hub, options: Options, ready: Callable[[Stream], None]) -> None:
+    def __init__(self, hub: Hub, options: UprOptions, ready: Callable[[Stream], None]) -> None:
         """Begin with none; `ready` is called with a stream that may try again."""
         self._hub = hub
         self._options = options
@@ -303,7 +303,7 @@ class Readings:
 class Feed:
     """The sending half of one connection."""
 
-    def __init__(self, hub: Hub, options: Options, wake: Callable[[], None]) -> None:
+    def __init__(self, hub: Hub, options: UprOptions, wake: Callable[[], None]) -> None:
         self.streams: dict[int, Stream] = {}
         #: The last one of each vBucket that has none now, for statistics; oldest first.
         self.ended_streams: dict[int, Stream] = {}
@@ -323,7 +323,7 @@ class Feed:
         self._wake = wake
         self._turns = RoundRobin()
         self._schedule: Schedule = self._turns
-        self._rounds: Rounds | None = None
+        self._rounds: StreamRounds | None = None
         self._frames: deque[tuple[Stream | None, bytes]] = deque()  # and whose they are
         self._to_look_after: dict[int, None] = {}
         self._followed_up = 0
@@ -339,7 +339,7 @@ class Feed:
         self._return_cookies()
         self._cookies_since.clear()
         limit = self._hub.settings.barriers
-        self._rounds = Rounds() if wanted else None
+        self._rounds = StreamRounds() if wanted else None
         self._schedule = self._rounds or self._turns
         self.barriers = ByCycle(limit) if wanted else ByVector(limit)
 

@@ -19,7 +19,7 @@ from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.replication import Outcome
 from uprmc.remote import features
 from uprmc.upr.hub import Hub
-from uprmc.upr.link import Link, LinkCall, other_count
+from uprmc.upr.link import LinkCall, ReplicaLink, other_count
 
 #: vBuckets that are not decided are given up when none has made progress for this long.
 _STILL_S = 60.0
@@ -107,14 +107,14 @@ class Handover:
         elif link is not None:
             self._take_over(link)
 
-    def _counted(self, link: Link, answer: ResponseFrame) -> None:
+    def _counted(self, link: ReplicaLink, answer: ResponseFrame) -> None:
         """Take nothing from a source with another number of vBuckets."""
         if other := other_count(answer, self._hub):
             self.close(f"{other}: none is taken over")
         else:
             self._take_over(link)
 
-    def _take_over(self, link: Link) -> None:
+    def _take_over(self, link: ReplicaLink) -> None:
         link.take_over([number for number in self.numbers if number not in self.outcomes])
 
     def began(self, number: int) -> None:

@@ -1,7 +1,7 @@
 """A connection that this node has dialled: it asks another node for streams and fills vBuckets.
 
-A `LinkCall` dials. The `Link` that comes of it is a session like those of clients, only that it
-speaks first: HELLO, OPEN, and how it wants to be served, all in one piece. Once all of it is
+A `LinkCall` dials. The `ReplicaLink` that comes of it is a session like those of clients, only that
+it speaks first: HELLO, OPEN, and how it wants to be served, all in one piece. Once all of it is
 answered its owner is told so, and asks it to `follow` vBuckets, to `leave` them, or to `take_over`
 what the other node serves now. Once a second it asks how far the other node is, and in which terms.
 
@@ -107,7 +107,7 @@ _LASTING = frozenset(
 )
 
 
-class LinkOwner(Protocol):
+class ReplicaLinkOwner(Protocol):
     """Who has dialled, and wants to know what becomes of it. It may end the link in any call."""
 
     def opened(self) -> None:
@@ -126,7 +126,7 @@ class LinkOwner(Protocol):
         """Learn that the connection is gone, and all streams with it; comes once and last."""
 
 
-class Link(Receiver):
+class ReplicaLink(Receiver):
     """A connection that this node has dialled, with its streams: those asked for or granted.
 
     Implements `ports.Session`. Times are monotonic seconds.
@@ -139,7 +139,7 @@ class Link(Receiver):
         hub: Hub,
         name: bytes,
         wake: Callable[[], None],
-        owner: LinkOwner | None,
+        owner: ReplicaLinkOwner | None,
         place: str = "",
     ) -> None:
         """Begin a conversation on a connection that is made.
@@ -617,7 +617,7 @@ class Link(Receiver):
                 stream.stranger = True
                 self.request(stream)
             else:
-                super(Link, self)._stream_answered(stream, refusal)
+                super(ReplicaLink, self)._stream_answered(stream, refusal)
 
         self.ask(Opcode.UPR_GET_FAILOVER_LOG, answered, vbucket=stream.vbucket.id)
 
@@ -783,17 +783,17 @@ def _reason_text(number: int) -> str:
         return f"reason {number}"
 
 
-_HANDLERS: dict[int, Callable[[Link, UprRequest], Answer | None]] = {
-    Opcode.UPR_STREAM_END: Link._stream_end,
-    Opcode.UPR_SNAPSHOT_MARKER: Link._marker,
-    Opcode.UPR_MUTATION: Link._mutation,
-    Opcode.UPR_DELETION: Link._deletion,
-    Opcode.UPR_EXPIRATION: Link._deletion,
-    Opcode.VBUCKET_FACTS: Link._facts,
-    Opcode.UPR_SET_VBUCKET_STATE: Link._hand_over,
-    Opcode.HWT_REPLICATE: Link._watermarks,
-    Opcode.UPR_NOOP: Link._noop,
-    Opcode.GET_VERSION: Link._tell_version,
+_HANDLERS: dict[int, Callable[[ReplicaLink, UprRequest], Answer | None]] = {
+    Opcode.UPR_STREAM_END: ReplicaLink._stream_end,
+    Opcode.UPR_SNAPSHOT_MARKER: ReplicaLink._marker,
+    Opcode.UPR_MUTATION: ReplicaLink._mutation,
+    Opcode.UPR_DELETION: ReplicaLink._deletion,
+    Opcode.UPR_EXPIRATION: ReplicaLink._deletion,
+    Opcode.VBUCKET_FACTS: ReplicaLink._facts,
+    Opcode.UPR_SET_VBUCKET_STATE: ReplicaLink._hand_over,
+    Opcode.HWT_REPLICATE: ReplicaLink._watermarks,
+    Opcode.UPR_NOOP: ReplicaLink._noop,
+    Opcode.GET_VERSION: ReplicaLink._tell_version,
 }
 
 
@@ -810,14 +810,16 @@ class LinkCall:
 
     __slots__ = ("_dial", "_dialled", "_hub", "_name", "_owner", "_place", "link")
 
-    def __init__(self, hub: Hub, dial: Dial, place: str, name: bytes, owner: LinkOwner) -> None:
+    def __init__(
+        self, hub: Hub, dial: Dial, place: str, name: bytes, owner: ReplicaLinkOwner
+    ) -> None:
         """Prepare a call to `place`; the other node ends an older connection of that `name`."""
-        self.link: Link | None = None  # before it is connected
+        self.link: ReplicaLink | None = None  # before it is connected
         self._hub = hub
         self._dial = dial
         self._place = place
         self._name = name
-        self._owner: LinkOwner | None = owner
+        self._owner: ReplicaLinkOwner | None = owner
         self._dialled: Dialled | None = None
 
     def start(self) -> None:
@@ -841,7 +843,7 @@ class LinkCall:
             dialled.abandon()
 
     def _make_session(self, wake: Callable[[], None]) -> Session:
-        self.link = Link(self._hub, self._name, wake, self._owner, self._place)
+        self.link = ReplicaLink(self._hub, self._name, wake, self._owner, self._place)
         return self.link
 
     def _end(self, why: str) -> None:
@@ -850,7 +852,7 @@ class LinkCall:
         if owner is not None:
             owner.closed(why)
 
-    def _disown(self) -> LinkOwner | None:
+    def _disown(self) -> ReplicaLinkOwner | None:
         owner, self._owner = self._owner, None
         if self.link is not None:
             owner, self.link.owner = self.link.owner, None

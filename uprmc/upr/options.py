@@ -14,7 +14,7 @@ _DELETE_TIMES = int(OpenFlag.DELETE_TIMES)
 
 
 @dataclass(slots=True)
-class Options:
+class UprOptions:
     """One connection's options; `protocol.control` tells which key sets which."""
 
     buffer_bytes: int = 0  # flow control: pause while so many are unacknowledged; 0 = never
@@ -50,7 +50,7 @@ class Options:
         return self.watermarks == "manage"
 
 
-def form_of(flags: int, datatypes: int, options: Options) -> Form:
+def form_of(flags: int, datatypes: int, options: UprOptions) -> Form:
     """Return how a connection with these flags wants its items."""
     return Form(
         datatypes=datatypes,
@@ -63,7 +63,7 @@ def form_of(flags: int, datatypes: int, options: Options) -> Form:
     )
 
 
-def set_option(options: Options, name: bytes, value: bytes) -> None:
+def set_option(options: UprOptions, name: bytes, value: bytes) -> None:
     """Carry out a CONTROL.
 
     Raises:

@@ -43,7 +43,7 @@ from uprmc.protocol.upr_many import StreamStart, decode_stream_requests
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead, decode_reports
 from uprmc.remote.undo import question, version
 from uprmc.upr.admission import (
-    Asked,
+    AskedPlace,
     admit,
     admit_notifier,
     admit_to_lease,
@@ -52,7 +52,7 @@ from uprmc.upr.admission import (
 )
 from uprmc.upr.feed import Feed
 from uprmc.upr.hub import Hub
-from uprmc.upr.options import Options, form_of, set_option
+from uprmc.upr.options import UprOptions, form_of, set_option
 from uprmc.upr.peer import Answer, Due, KeepAlive, Negotiated, UprRequest
 from uprmc.upr.registration import ConnectedRows, Registration
 from uprmc.upr.stream import LeaseStream, NotifierStream, Stream
@@ -92,7 +92,7 @@ class Producer:
         self.name = opening.key
         self.flags = flags
         self.negotiated = negotiated
-        self.options = Options(terms=negotiated.terms, origins=negotiated.origins)
+        self.options = UprOptions(terms=negotiated.terms, origins=negotiated.origins)
         self.feed = Feed(hub, self.options, wake)
         self.feed.modern = negotiated.greeted
         self.feed.open_opaque = opening.opaque
@@ -267,7 +267,9 @@ class Producer:
         """
         options, number = start.options, start.vbucket
         self._check_negotiated(options)
-        asked = Asked(start.request, tuple(options.known_versions), number in self.feed.streams)
+        asked = AskedPlace(
+            start.request, tuple(options.known_versions), number in self.feed.streams
+        )
         stream: Stream
         if options.lease:
             stream, log = self._leased_stream(start, asked)
@@ -289,7 +291,9 @@ class Producer:
         if options.term and not self.options.terms:
             raise InvalidArguments("terms were not negotiated")
 
-    def _leased_stream(self, start: StreamStart, asked: Asked) -> tuple[LeaseStream, FailoverLog]:
+    def _leased_stream(
+        self, start: StreamStart, asked: AskedPlace
+    ) -> tuple[LeaseStream, FailoverLog]:
         """Read from a lease: it holds the data, so what the vBucket is now does not matter."""
         number = start.vbucket
         lease = self._hub.leases.find(start.options.lease)
@@ -303,7 +307,7 @@ class Producer:
         return stream, lease.held[number].failover_log
 
     def _new_stream(
-        self, vbucket: VBucket, opaque: int, asked: Asked, first_generation: bool
+        self, vbucket: VBucket, opaque: int, asked: AskedPlace, first_generation: bool
     ) -> Stream:
         hub, feed = self._hub, self.feed
         form = form_of(self.flags, self.negotiated.datatypes, self.options)

@@ -75,7 +75,7 @@ _ACK_SHARE = 0.2
 _ACK_AFTER_S = 5.0
 
 
-class Window(FlowControl):
+class ReceiveWindow(FlowControl):
     """Decides what is acknowledged: nothing while memory is short, which slows producers down."""
 
     def __init__(self, account: MemoryAccount, buffer_bytes: int) -> None:
@@ -106,7 +106,7 @@ class Receiver:
         self.items = 0  # versions taken from all streams
         self.rollbacks = 0  # how often a vBucket was sent back
         self.steps = 0  # frames of streams and answers; while it stands still nothing gets on
-        self.window = Window(hub.bucket.account, hub.settings.consumer_buffer)
+        self.window = ReceiveWindow(hub.bucket.account, hub.settings.consumer_buffer)
         self.undos = UndoDesk()
         self.questions: Questions[Answered] = Questions(strict=False)
         self.silence = Silence()  # of the producer

@@ -25,7 +25,14 @@ from typing import NamedTuple
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.registry import Reported, held_of
-from uprmc.engine.watermarks.rows import NEVER, Kind, Report, Row, granted_lifetime_s, judged
+from uprmc.engine.watermarks.rows import (
+    NEVER,
+    Kind,
+    Row,
+    WatermarkReport,
+    granted_lifetime_s,
+    judged,
+)
 from uprmc.engine.watermarks.table import MANAGER, Common
 from uprmc.errors import (
     CommandError,
@@ -50,9 +57,9 @@ from uprmc.protocol.watermarks import (
 )
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead
 from uprmc.upr.feed import Feed
-from uprmc.upr.options import Options
+from uprmc.upr.options import UprOptions
 from uprmc.upr.peer import Answer, UprRequest
-from uprmc.upr.stream import Stream, StreamState
+from uprmc.upr.stream import ServedState, Stream
 
 _KINDS = frozenset(Kind)
 
@@ -68,7 +75,7 @@ class Registration:
     """The rows of one connection."""
 
     def __init__(
-        self, bucket: Bucket, send: Callable[[bytes], None], options: Options, interval_s: float
+        self, bucket: Bucket, send: Callable[[bytes], None], options: UprOptions, interval_s: float
     ) -> None:
         """Begin with none.
 
@@ -78,7 +85,7 @@ class Registration:
         self._watermarks = bucket.watermarks
         self._send = send
         self._options = options
-        self._named: dict[int, Report] = {}
+        self._named: dict[int, WatermarkReport] = {}
         self._owned: set[tuple[int, bytes]] = set()
         self._owned_max = _OWNED_MIN
         self.tables = Tables(bucket, options, interval_s)
@@ -128,7 +135,7 @@ class Registration:
             return Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True)
         kind = _kind(asked.kind)
         lifetime_s = NEVER if self.lasting else asked.lifetime_s
-        report = Report(name, kind, asked.watermark, lifetime_s, asked.vb_uuid, meta)
+        report = WatermarkReport(name, kind, asked.watermark, lifetime_s, asked.vb_uuid, meta)
         reported = self._watermarks.report(vbucket, report, owner)
         if not manages:
             self._named[vbucket.id] = report
@@ -152,7 +159,9 @@ class Registration:
         begun, rest = self._watermarks.take_plain(self._bucket.active, common, reports)
         lifetime_s = NEVER if self.lasting else head.lifetime_s
         for number, watermark, uuid, meta in begun:
-            self._named[number] = Report(name, kind, watermark, lifetime_s, uuid or None, meta)
+            self._named[number] = WatermarkReport(
+                name, kind, watermark, lifetime_s, uuid or None, meta
+            )
             self._own(number, name)
         return rest, not begun
 
@@ -189,7 +198,7 @@ class Registration:
             self._named.pop(vbucket.id, None)
             self.tables.forget(vbucket.id)
             return Reported(vbucket.purge_seqno, vbucket.high_seqno, 0, True)
-        report = Report(name, Kind.REPLICA, *asked[:2], asked.vb_uuid, meta)
+        report = WatermarkReport(name, Kind.REPLICA, *asked[:2], asked.vb_uuid, meta)
         report.check()
         if report.watermark > vbucket.high_seqno:
             raise RangeExceeded(f"the high seqno is {vbucket.high_seqno}")
@@ -269,10 +278,12 @@ class Registration:
         report = self._named.get(vbucket.id)
         return None if report is None else self._watermarks.find(vbucket, report.id, self)
 
-    def _has_row(self, vbucket: VBucket, report: Report, request: StreamRequest) -> bool:
+    def _has_row(self, vbucket: VBucket, report: WatermarkReport, request: StreamRequest) -> bool:
         return self._row(vbucket) is not None or self._register_again(vbucket, report, request)
 
-    def _register_again(self, vbucket: VBucket, report: Report, request: StreamRequest) -> bool:
+    def _register_again(
+        self, vbucket: VBucket, report: WatermarkReport, request: StreamRequest
+    ) -> bool:
         safe = max(min(request.snapshot_start, request.start_seqno), vbucket.purge_seqno)
         watermark = min(safe, request.start_seqno)
         renewed = report._replace(watermark=watermark, vb_uuid=None)
@@ -319,7 +330,7 @@ class _Key(NamedTuple):
 
     opaque: int
     log: FailoverLog
-    report: Report
+    report: WatermarkReport
     purge_seqno: int
     changes: int
 
@@ -329,7 +340,7 @@ class _Replica:
 
     __slots__ = ("at", "key", "report", "told")
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: WatermarkReport) -> None:
         self.report = report
         self.at = -math.inf
         self.key: _Key | None = None
@@ -339,13 +350,13 @@ class _Replica:
 class Tables:
     """The watermark tables that one connection is to be sent."""
 
-    def __init__(self, bucket: Bucket, options: Options, interval_s: float) -> None:
+    def __init__(self, bucket: Bucket, options: UprOptions, interval_s: float) -> None:
         self._bucket, self._options = bucket, options
         self._interval_s = interval_s
         self._replicas: dict[int, _Replica] = {}
         self._now = 0.0
 
-    def name(self, number: int, report: Report) -> None:
+    def name(self, number: int, report: WatermarkReport) -> None:
         """A replica has said how far it is."""
         replica = self._replicas.get(number)
         if replica is None or replica.report.id != report.id:
@@ -388,7 +399,7 @@ class Tables:
         replica = self._replicas.get(stream.vbucket.id)
         if replica is None or not self._is_due(replica):
             return None
-        if stream.announced or stream.state is StreamState.TAKEOVER_WAIT:
+        if stream.announced or stream.state is ServedState.TAKEOVER_WAIT:
             return None
         replica.at = self._now
         if not self._is_new(stream, replica):
@@ -399,13 +410,13 @@ class Tables:
     def _is_due(self, replica: _Replica) -> bool:
         return self._now - replica.at >= self._interval_s
 
-    def _key(self, stream: Stream, report: Report) -> _Key:
+    def _key(self, stream: Stream, report: WatermarkReport) -> _Key:
         vbucket = stream.vbucket
         changes = self._bucket.watermarks.changes(vbucket.id)
         log, purge_seqno = vbucket.failover_log, vbucket.purge_seqno
         return _Key(stream.opaque, log, report, purge_seqno, changes)
 
-    def _reach(self, vbucket: VBucket, report: Report) -> int:
+    def _reach(self, vbucket: VBucket, report: WatermarkReport) -> int:
         """Return up to where the replica holds everything, as the present history sees it."""
         uuid = vbucket.failover_log[0].uuid if report.vb_uuid is None else report.vb_uuid
         row = Row(report.id, report.kind, report.watermark, uuid, None, 0, 0)

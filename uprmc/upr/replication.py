@@ -30,7 +30,7 @@ from uprmc.remote.ranges import named
 from uprmc.units import ranges_of
 from uprmc.upr.handover import Handover, HandoverDone
 from uprmc.upr.hub import Hub
-from uprmc.upr.source import FILLED, Received, Source
+from uprmc.upr.source import FILLED, ReceivedTotals, Source
 
 #: The newest branch of each vBucket that is still active when it is told, and whether they are on
 #: disk. Another node's promotion can become known while they are being written.
@@ -95,7 +95,7 @@ class Replication:
         self._dial = dial
         self._id = hub.bucket.entropy.uuid48()
         self._calls = 0
-        self._past = Received()
+        self._past = ReceivedTotals()
         self._now = 0.0
         self._closed = False
         hub.follows = self._follows
@@ -104,9 +104,11 @@ class Replication:
     # --- what is so -----------------------------------------------------------------------------
 
     @property
-    def received(self) -> Received:
+    def received(self) -> ReceivedTotals:
         """What came from all sources since the start."""
-        return reduce(Received.plus, (one.received for one in self.sources.values()), self._past)
+        return reduce(
+            ReceivedTotals.plus, (one.received for one in self.sources.values()), self._past
+        )
 
     def source_of(self, number: int) -> Source | None:
         """Return whom a vBucket follows."""

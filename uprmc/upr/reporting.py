@@ -22,14 +22,14 @@ from uprmc.upr.intake import ReplicaState
 from uprmc.upr.peer import UprRequest
 
 if TYPE_CHECKING:
-    from uprmc.upr.link import Link
+    from uprmc.upr.link import ReplicaLink
 
 
 class Reporting:
     """The rows of one link. Times are monotonic seconds."""
 
-    def __init__(self, link: Link, interval_s: float) -> None:
-        self._link: Link | None = link
+    def __init__(self, link: ReplicaLink, interval_s: float) -> None:
+        self._link: ReplicaLink | None = link
         self._rows = Registering(
             Instance(link.hub.instance, Kind.REPLICA, meta=link.hub.tag), interval_s
         )
@@ -67,7 +67,7 @@ class Reporting:
             self._look(self._link)
         self._send(self._rows.due(now))
 
-    def _look(self, link: Link) -> None:
+    def _look(self, link: ReplicaLink) -> None:
         reading, seen = ReplicaState.READING, self._seen
         for number, stream in link.streams.items():
             vbucket = stream.vbucket

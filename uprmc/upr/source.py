@@ -21,7 +21,7 @@ from uprmc.remote import features
 from uprmc.remote.retry import Backoff
 from uprmc.remote.undo import question, version
 from uprmc.upr.hub import Hub
-from uprmc.upr.link import Link, LinkCall, other_count
+from uprmc.upr.link import LinkCall, ReplicaLink, other_count
 
 #: The first pause, in seconds; each is up to half shorter, by chance, so that nodes spread out.
 FIRST_PAUSE_S = 0.1
@@ -129,16 +129,16 @@ class Followed:
             lost(self.vbucket.id)
 
 
-class Received(NamedTuple):
+class ReceivedTotals(NamedTuple):
     """What came over one or several connections, in numbers."""
 
     items: int = 0  # versions
     rollbacks: int = 0  # how often a vBucket was sent back
     backoffs: int = 0  # how often acknowledging was put off for lack of memory
 
-    def plus(self, other: Received) -> Received:
+    def plus(self, other: ReceivedTotals) -> ReceivedTotals:
         """Return both together."""
-        return Received(*map(sum, zip(self, other, strict=True)))
+        return ReceivedTotals(*map(sum, zip(self, other, strict=True)))
 
 
 class Source:
@@ -161,7 +161,7 @@ class Source:
         self._pause = self._new_pause()
         self._dial_at = now
         self._level_at = self._looked_at = now
-        self._past = Received()
+        self._past = ReceivedTotals()
 
     def _new_pause(self) -> Pause:
         return Pause(self._hub.bucket.entropy, self._hub.settings.redial_max_s)
@@ -193,14 +193,14 @@ class Source:
         return self._now - self._level_at
 
     @property
-    def received(self) -> Received:
+    def received(self) -> ReceivedTotals:
         """What came over this line and those before."""
         link = self._call.link if self._call is not None else None
         if link is None:
             return self._past
-        return self._past.plus(Received(link.items, link.rollbacks, link.window.backoffs))
+        return self._past.plus(ReceivedTotals(link.items, link.rollbacks, link.window.backoffs))
 
-    def _open_link(self) -> Link | None:
+    def _open_link(self) -> ReplicaLink | None:
         link = self._call.link if self._call is not None else None
         return link if link is not None and link.open else None
 
@@ -312,7 +312,7 @@ class Source:
         self._call = call = LinkCall(self._hub, self._dial, self.place, self._name, self)
         call.start()
 
-    def _ask(self, link: Link) -> None:
+    def _ask(self, link: ReplicaLink) -> None:
         """Ask for the streams that are due, once it is known that there is nothing against it."""
         if not self._compared:
             return

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from uprmc.engine.reading import Lease, Reading
+from uprmc.engine.reading import EngineLease, Reading
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments
 from uprmc.protocol.header import encode_request
@@ -54,7 +54,7 @@ _HEAD_BYTES = 161
 _CHECKPOINT_ITEMS = 5_000
 
 
-class StreamState(Enum):
+class ServedState(Enum):
     """Where a stream stands; the texts are those of statistics."""
 
     PENDING = "pending"
@@ -123,7 +123,7 @@ class Stream:
         self.vbucket = vbucket
         self.opaque = opaque
         self.request = request
-        self.state = StreamState.PENDING
+        self.state = ServedState.PENDING
         self.end_seqno = request.end_seqno  # it ends after the snapshot that contains this
         self.last_seqno = request.start_seqno  # of the newest item sent, or where it began
         self.complete_seqno = request.start_seqno  # end of the last snapshot sent as a whole
@@ -255,8 +255,8 @@ class Stream:
         if not self._waiting:
             self._waiting = True
             self.vbucket.waiting.append(self)
-        if self.state in (StreamState.PENDING, StreamState.BACKFILLING):
-            self.state = StreamState.IN_MEMORY
+        if self.state in (ServedState.PENDING, ServedState.BACKFILLING):
+            self.state = ServedState.IN_MEMORY
 
     # --- a snapshot without a reading -----------------------------------------------------------
 
@@ -289,7 +289,7 @@ class Stream:
         vbucket, after = self.vbucket, self.last_seqno
         end_seqno = self.snapshot_end = vbucket.high_seqno
         assert seqno_of(news[-1]) == end_seqno, "a snapshot lacks its newest item"
-        self.state = StreamState.IN_MEMORY
+        self.state = ServedState.IN_MEMORY
         kind, sent = self._marker_kind(from_disk=False), 0
         if rows is None:
             sent = self._announce(end_seqno, kind, vbucket.purge_seqno, out)
@@ -351,8 +351,8 @@ class Stream:
         return feed.readings.open(self)
 
     def _settle_state(self, reading: Reading) -> None:
-        if self.state in (StreamState.PENDING, StreamState.BACKFILLING, StreamState.IN_MEMORY):
-            self.state = StreamState.BACKFILLING if reading.from_disk else StreamState.IN_MEMORY
+        if self.state in (ServedState.PENDING, ServedState.BACKFILLING, ServedState.IN_MEMORY):
+            self.state = ServedState.BACKFILLING if reading.from_disk else ServedState.IN_MEMORY
 
     def _send_items(self, feed: Feed, out: list[bytes], limit: int) -> int:
         reading = self.reading
@@ -508,7 +508,7 @@ class Stream:
         self._waiting = False
         self._feed = None
         self._on_build = None
-        self.state = StreamState.DEAD
+        self.state = ServedState.DEAD
 
     def _close_reading(self) -> None:
         reading = self.reading
@@ -562,10 +562,10 @@ class LeaseStream(Stream):
         opaque: int,
         request: StreamRequest,
         form: Form,
-        lease: Lease,
+        lease: EngineLease,
     ) -> None:
         super().__init__(feed, lease.vbuckets[number], opaque, request, form)
-        self._lease: Lease | None = lease
+        self._lease: EngineLease | None = lease
 
     def begin(self) -> None:
         """See `Stream`."""
@@ -592,7 +592,7 @@ class LeaseStream(Stream):
         return True
 
     def _settle_state(self, reading: Reading) -> None:
-        self.state = StreamState.BACKFILLING
+        self.state = ServedState.BACKFILLING
 
     def news(self, limit: int) -> None:
         """See `Stream.news`; what is new does not matter."""

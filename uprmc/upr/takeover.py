@@ -24,7 +24,7 @@ from uprmc.protocol.header import encode_request
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, StreamRequest
 from uprmc.upr.frames import Form
-from uprmc.upr.stream import Stream, StreamState
+from uprmc.upr.stream import ServedState, Stream
 
 if TYPE_CHECKING:
     from uprmc.upr.feed import Feed
@@ -64,7 +64,7 @@ class TakeoverStream(Stream):
 
     def state_answered(self, accepted: bool) -> None:
         """The peer has changed its vBucket's state, or refused to."""
-        if self.state is not StreamState.TAKEOVER_WAIT:
+        if self.state is not ServedState.TAKEOVER_WAIT:
             return
         if not accepted:
             self.end(EndReason.STATE_CHANGED)
@@ -72,7 +72,7 @@ class TakeoverStream(Stream):
             self.end(EndReason.OK)
         else:
             self._target = VBucketState.ACTIVE
-            self.state = StreamState.TAKEOVER_SEND
+            self.state = ServedState.TAKEOVER_SEND
             self.vbucket.unwatch(self)  # our own change of its state must not end us
             self._waiting = False
             self._dying = True
@@ -93,7 +93,7 @@ class TakeoverStream(Stream):
 
     def fill(self, out: list[bytes], limit: int) -> int:
         """See `Stream.fill`; nothing is sent while the peer changes its state."""
-        if self.state is StreamState.TAKEOVER_WAIT:
+        if self.state is ServedState.TAKEOVER_WAIT:
             return 0
         if self._has_sent_enough:
             return 0 if self._unanswered else self._hand_over(out)
@@ -113,7 +113,7 @@ class TakeoverStream(Stream):
         super()._complete_snapshot(feed)
 
     def _hand_over(self, out: list[bytes]) -> int:
-        self.state = StreamState.TAKEOVER_WAIT
+        self.state = ServedState.TAKEOVER_WAIT
         frame = encode_request(
             Opcode.UPR_SET_VBUCKET_STATE,
             extras=SET_VBUCKET_STATE_EXTRAS.pack(self._target),
@@ -127,8 +127,8 @@ class TakeoverStream(Stream):
 
     def rest(self) -> None:
         """See `Stream.rest`."""
-        if self.state is not StreamState.TAKEOVER_WAIT:
-            self.state = StreamState.TAKEOVER_SEND
+        if self.state is not ServedState.TAKEOVER_WAIT:
+            self.state = ServedState.TAKEOVER_SEND
         super().rest()
 
     def news(self, limit: int) -> None:

@@ -23,7 +23,7 @@ from uprmc.model import SEQNO_MAX, FailoverLog, Item
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import DataType, Opcode, Status
 from uprmc.protocol.upr import decode_term
-from uprmc.remote.undo import Refused, Task, question, undo, version
+from uprmc.remote.undo import Task, UndoRefused, question, undo, version
 from uprmc.rollback import shared_until
 from uprmc.storage.interface import DamagedRecords
 from uprmc.upr.intake import ReplicaStream
@@ -170,7 +170,7 @@ class Undo:
         self._hold(len(answer.value))
         self._unanswered -= 1
         if answer.status not in (Status.SUCCESS, Status.KEY_NOT_FOUND):
-            self._go_on(partial(self._procedure.throw, Refused(answer)))
+            self._go_on(partial(self._procedure.throw, UndoRefused(answer)))
         elif self._receiver.undos.held_bytes > self._room():
             self._go_on(partial(self._procedure.throw, _TooMuch()))
         elif not self._unanswered:
@@ -194,7 +194,7 @@ class Undo:
             undone = yield from undo(self._log, self._keys_above, self._fetch, portion=_AHEAD)
         except _TooMuch:
             return partial(receiver.start_over, stream)
-        except Refused as refusal:
+        except UndoRefused as refusal:
             answer = refusal.answer
             if answer.opcode == Opcode.GET_VERSION and answer.status in _UNKNOWN:
                 return partial(receiver.start_over, stream)
@@ -211,7 +211,7 @@ class Undo:
         number = self._stream.vbucket.id
         (answer,) = yield [RequestFrame(Opcode.UPR_GET_FAILOVER_LOG, vbucket=number)]
         if answer.status:
-            raise Refused(answer)
+            raise UndoRefused(answer)
         self._term = decode_term(answer.extras)
         return self._receiver.read_log(answer.value)
 

@@ -15,11 +15,11 @@ from itertools import islice
 from uprmc.ports import Clock
 from uprmc.protocol.opcodes import Feature
 from uprmc.xdcr.checkpoint import Record
-from uprmc.xdcr.nodes import Nodes
-from uprmc.xdcr.received import Received, due, row_of
-from uprmc.xdcr.run import Run
-from uprmc.xdcr.shipment import Position, Shipment
-from uprmc.xdcr.target import RECORDS_AT_ONCE, Held, Target
+from uprmc.xdcr.nodes import TargetNodes
+from uprmc.xdcr.received import ReceivedRecords, due, row_of
+from uprmc.xdcr.run import LinkRun
+from uprmc.xdcr.shipment import LinkPosition, Shipment
+from uprmc.xdcr.target import RECORDS_AT_ONCE, Target, TargetVBucket
 
 #: Whoever waits for a checkpoint is told after this time what the target has not answered.
 _ANSWER_S = 3.5
@@ -46,7 +46,7 @@ class Checkpointing:
         is_writing: whether checkpoints were asked for since this was cleared.
     """
 
-    def __init__(self, run: Run, nodes: Nodes) -> None:
+    def __init__(self, run: LinkRun, nodes: TargetNodes) -> None:
         self.session = f"{run.hub.bucket.entropy.uuid48():012x}"
         self.is_writing = False
         self.registered: set[int] = set()
@@ -96,8 +96,8 @@ class Checkpointing:
         self,
         writing: _Writing,
         place: str,
-        noted: dict[int, tuple[Shipment, Position]],
-        held: dict[int, Held] | None,
+        noted: dict[int, tuple[Shipment, LinkPosition]],
+        held: dict[int, TargetVBucket] | None,
     ) -> None:
         steps = self._checkpoint_of(writing, place, noted, held)
         self._run.slices.run(place, steps, partial(self._done, writing, place, ""))
@@ -137,8 +137,8 @@ class Checkpointing:
         self,
         writing: _Writing,
         place: str,
-        noted: dict[int, tuple[Shipment, Position]],
-        held: dict[int, Held] | None,
+        noted: dict[int, tuple[Shipment, LinkPosition]],
+        held: dict[int, TargetVBucket] | None,
     ) -> Iterator[None]:
         """Write the checkpoints of a node; others may run between any two vBuckets."""
         written = failed = 0
@@ -147,7 +147,7 @@ class Checkpointing:
             if self._run.shipments.get(number) is not shipment or shipment.place != place:
                 continue  # it has begun again, perhaps further back
             yield
-            theirs = Held() if held is None else held.get(number)
+            theirs = TargetVBucket() if held is None else held.get(number)
             newest = 0 if theirs is None else theirs.uuid
             if theirs is None or newest != shipment.target_uuid:
                 failed += 1
@@ -192,7 +192,7 @@ class Checkpointing:
         target.tell_records(records, done)
 
     def _full_record(
-        self, number: int, shipment: Shipment, position: Position
+        self, number: int, shipment: Shipment, position: LinkPosition
     ) -> dict[str, object]:
         """Return what the target is to remember: it has everything of ours up to a position."""
         return {
@@ -250,7 +250,7 @@ class Checkpointing:
         return shipment.clean
 
     def _rows_for(
-        self, received: Received, target: Target, shipment: Shipment
+        self, received: ReceivedRecords, target: Target, shipment: Shipment
     ) -> list[dict[str, object]]:
         records = received.valid(shipment.vbucket)
         if not records:

@@ -122,7 +122,7 @@ def with_opaque(frame: bytes, opaque: int) -> bytes:
     return frame[:_OPAQUE_AT] + opaque.to_bytes(4, "big") + frame[_OPAQUE_AT + 4 :]
 
 
-class Meta(NamedTuple):
+class LinkMeta(NamedTuple):
     """What decides between two versions of a document, in the order of the policy `revision`."""
 
     rev: int
@@ -131,7 +131,7 @@ class Meta(NamedTuple):
     flags: int
 
 
-def read_meta(extras: bytes, cas: int) -> tuple[bool, Meta] | None:
+def read_meta(extras: bytes, cas: int) -> tuple[bool, LinkMeta] | None:
     """Return whether the target's version is a tombstone, and its metadata; ``None`` if torn."""
     if len(extras) == GET_META_REPLY_EXTRAS.size:
         deleted, flags, expiry, rev = GET_META_REPLY_EXTRAS.unpack(extras)
@@ -139,10 +139,10 @@ def read_meta(extras: bytes, cas: int) -> tuple[bool, Meta] | None:
         deleted, flags, expiry, rev, _ = GET_META_DATATYPE_REPLY_EXTRAS.unpack(extras)
     else:
         return None
-    return bool(deleted), Meta(rev, cas, *((0, 0) if deleted else (expiry, flags)))
+    return bool(deleted), LinkMeta(rev, cas, *((0, 0) if deleted else (expiry, flags)))
 
 
-def document_wins(ours: Meta, theirs: Meta, *, by_time: bool) -> bool:
+def document_wins(ours: LinkMeta, theirs: LinkMeta, *, by_time: bool) -> bool:
     """Tell whether our document is newer than the target's version; an equal one is not.
 
     Args:

@@ -21,12 +21,12 @@ from uprmc.remote.ranges import named
 from uprmc.remote.retry import Backoff
 from uprmc.xdcr.checkpoint import Records
 from uprmc.xdcr.checkpointing import Checkpointing
-from uprmc.xdcr.nodes import Nodes
+from uprmc.xdcr.nodes import TargetNodes
 from uprmc.xdcr.outbound import Outbound
-from uprmc.xdcr.reading import Reading
+from uprmc.xdcr.reading import LinkReading
 from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
-from uprmc.xdcr.run import Run, World
+from uprmc.xdcr.run import LinkRun, World
 from uprmc.xdcr.sender import Sender
 from uprmc.xdcr.shipment import Debts
 from uprmc.xdcr.spec import LinkSpec
@@ -86,7 +86,7 @@ class Progress:
         left_at_last: `changes_left` as of the last `measure`; costs nothing.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LinkRun) -> None:
         self._run = run
         self._active = run.hub.bucket.active
         self._clock = run.hub.bucket.clock
@@ -163,8 +163,8 @@ class Placing:
 
     def __init__(
         self,
-        run: Run,
-        nodes: Nodes,
+        run: LinkRun,
+        nodes: TargetNodes,
         resuming: Resuming,
         *,
         may_send: Callable[[], bool],
@@ -277,9 +277,9 @@ class Link:
     """
 
     def __init__(self, world: World, spec: LinkSpec) -> None:
-        self._nodes = Nodes(world, self, spec.places, self._node_failed, self._stop)
+        self._nodes = TargetNodes(world, self, spec.places, self._node_failed, self._stop)
         self._outbound = Outbound(world.hub, self._nodes.wake_other, self._nodes.wake)
-        self._run = Run(world, spec, self._outbound)
+        self._run = LinkRun(world, spec, self._outbound)
         self._resuming = Resuming(self._run)
         self._checkpointing = Checkpointing(self._run, self._nodes)
         self._placing = Placing(
@@ -447,7 +447,7 @@ class Link:
             self._run.reading = None
         name = self.spec.name.encode()
         try:
-            self._run.reading = Reading(self._world.hub, name, name, self._nodes.wake)
+            self._run.reading = LinkReading(self._world.hub, name, name, self._nodes.wake)
         except TemporaryFailure:
             return False
         self._run.reading.keep_rows(lasting=self._run.two_way)

@@ -53,7 +53,7 @@ class Question(NamedTuple):
     lost: Lost
 
 
-class NodeSession(ABC):
+class TargetSession(ABC):
     """A connection to one node of the target.
 
     Implements `ports.Session`.

@@ -31,7 +31,7 @@ _GOOD_S = 10.0
 _POLICIES = {ConflictRule.REVISION: "seqno", ConflictRule.TIMESTAMP: "lww"}
 
 
-class Node:
+class TargetNode:
     """A node of the target."""
 
     __slots__ = ("backoff", "began_at", "dialled", "dialling", "error", "place", "target")
@@ -51,7 +51,7 @@ class Node:
         return self.target if self.target is not None and self.target.ready else None
 
 
-class Nodes:
+class TargetNodes:
     """The connections of one link."""
 
     def __init__(
@@ -78,7 +78,7 @@ class Nodes:
         self._unusable = unusable
         self._settings = world.hub.bucket.settings.xdcr
         self._directory = Directory(places, world.hub.bucket.settings.engine.vbuckets)
-        self._by_place: dict[str, Node] = {}
+        self._by_place: dict[str, TargetNode] = {}
         self._meet()
 
     def __len__(self) -> int:
@@ -87,7 +87,7 @@ class Nodes:
     def _meet(self) -> None:
         """Have all nodes dialled that are known."""
         for place in self._directory.places:
-            self._by_place.setdefault(place, Node(place, self._backoff()))
+            self._by_place.setdefault(place, TargetNode(place, self._backoff()))
 
     def _backoff(self) -> Backoff:
         return Backoff(_DIAL_MIN_S, self._settings.redial_max_s)
@@ -140,7 +140,7 @@ class Nodes:
                 dialled.abandon()
                 self._give_up(node, f"no answer for {most_s:g} s")
 
-    def _call(self, node: Node, spec: LinkSpec, now: float) -> None:
+    def _call(self, node: TargetNode, spec: LinkSpec, now: float) -> None:
         node.dialling, node.began_at = True, now
         node.dialled = self.reach(
             spec,
@@ -150,7 +150,7 @@ class Nodes:
             partial(self._cannot, node),
         )
 
-    def _cannot(self, node: Node, why: str) -> None:
+    def _cannot(self, node: TargetNode, why: str) -> None:
         node.dialling, node.dialled = False, None
         self._unusable(why)
 
@@ -183,20 +183,20 @@ class Nodes:
         safe = bool(spec.tls_ca) or parsed(place).is_local
         return login_in_turns(credentials, nonce_of(self._world.hub.bucket.entropy), safe=safe)
 
-    def _make(self, node: Node, login: Login | None, wake: Callable[[], None]) -> Session:
+    def _make(self, node: TargetNode, login: Login | None, wake: Callable[[], None]) -> Session:
         node.dialling = False
         settings, clock = self._world.hub.bucket.settings, self._clock
         target = node.target = Target(node.place, self._owner, login, settings, clock, wake)
         return target
 
-    def _give_up(self, node: Node, why: str) -> None:
+    def _give_up(self, node: TargetNode, why: str) -> None:
         node.dialling, node.error = False, why
         self._silent(node)
         if node.target is None:
             node.backoff.failed(self._clock.monotonic())
         self._failed(node.place, why)
 
-    def _silent(self, node: Node) -> None:
+    def _silent(self, node: TargetNode) -> None:
         self._directory.lost(node.place, NotTold(Why.LOST, f"{node.place}: {node.error}"))
 
     def dial_soon(self) -> None:

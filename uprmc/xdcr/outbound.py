@@ -23,7 +23,7 @@ from uprmc.remote.batch import Batch, deletion_numbers
 from uprmc.upr.hub import Hub
 from uprmc.xdcr.frames import delete_frame, look_up_frame, set_frame
 from uprmc.xdcr.reading import replicated_seqno
-from uprmc.xdcr.shipment import Counters, Position, Shipment, position_in
+from uprmc.xdcr.shipment import Counters, LinkPosition, Shipment, position_in
 from uprmc.xdcr.spec import ACCEPTED, PERSISTED, Pattern
 from uprmc.xdcr.windows import Windows
 
@@ -46,7 +46,7 @@ _pack_origin, _unpack_origin = ORIGIN_META.pack, ORIGIN_META.unpack
 _EXPIRATION = int(Opcode.UPR_EXPIRATION)
 
 
-class Part(NamedTuple):
+class OutboundPart(NamedTuple):
     """Items of one vBucket that follow one another.
 
     Attributes:
@@ -74,14 +74,14 @@ class Part(NamedTuple):
         size, _, _ = _unpack_tail(self.data, end + _TAIL_AT)
         return end + HEADER_BYTES + int(size) - positions[self.first]
 
-    def split(self, count: int) -> tuple[Part, Part | None]:
+    def split(self, count: int) -> tuple[OutboundPart, OutboundPart | None]:
         """Return the first items, no more than `count`, and those that follow."""
         middle = self.first + count
         if middle >= self.last:
             return self, None
         return self._replace(last=middle, done=None), self._replace(first=middle)
 
-    def cut(self, seqno: int) -> tuple[Part | None, Part | None]:
+    def cut(self, seqno: int) -> tuple[OutboundPart | None, OutboundPart | None]:
         """Return the items up to a seqno, and those above it."""
         data, batch, first, last, done, snapshot = self
         middle = bisect_right(batch.seqnos, seqno, first, last)
@@ -90,8 +90,8 @@ class Part(NamedTuple):
         if middle == first:
             return None, self
         return (
-            Part(data, batch, first, middle, None, snapshot),
-            Part(data, batch, middle, last, done, snapshot),
+            OutboundPart(data, batch, first, middle, None, snapshot),
+            OutboundPart(data, batch, middle, last, done, snapshot),
         )
 
 
@@ -101,7 +101,7 @@ FILTER_STEPS = 2_500
 
 
 @dataclass(slots=True)
-class Rules:
+class OutboundRules:
     """How a link's items are sent.
 
     Attributes:
@@ -125,12 +125,12 @@ class Rules:
 
 
 def ship(
-    rules: Rules,
+    rules: OutboundRules,
     counters: Counters,
     windows: Windows,
     out: list[bytes],
     shipment: Shipment,
-    part: Part,
+    part: OutboundPart,
 ) -> int:
     """Send items of a vBucket; return how many bytes of requests were added to `out`.
 
@@ -211,7 +211,7 @@ def ship(
         if owed and key in owed:
             owed[key].replaced_in = window  # only this version matters from now on
     if done is not None:
-        shipment.sent(window, Position(done, SnapshotRange(done, done)))
+        shipment.sent(window, LinkPosition(done, SnapshotRange(done, done)))
     elif last > first:
         shipment.sent(window, position_in(snapshot, batch.seqnos[last - 1]))
     counters.data_bytes += sent
@@ -221,7 +221,7 @@ def ship(
 # --- outbound -------------------------------------------------------------------------------------
 
 
-_Parts = deque[tuple[Shipment, Part]]
+_Parts = deque[tuple[Shipment, OutboundPart]]
 
 
 class Outbound:
@@ -260,7 +260,7 @@ class Outbound:
         """Tell whether something may be sent to a node."""
         return bool(self._queues.get(place))
 
-    def take(self, place: str, most_items: int | None = None) -> tuple[Shipment, Part]:
+    def take(self, place: str, most_items: int | None = None) -> tuple[Shipment, OutboundPart]:
         """Return what may be sent next to a node that `has` something; the rest stays."""
         parts = self._queues[place]
         shipment, part = self._pop(parts)
@@ -271,7 +271,7 @@ class Outbound:
                 parts.rotate(1)
         return shipment, part
 
-    def add(self, shipment: Shipment, part: Part) -> None:
+    def add(self, shipment: Shipment, part: OutboundPart) -> None:
         """Take items that were read."""
         number = shipment.vbucket.id
         if self.ship != ACCEPTED or number in self.withheld:
@@ -279,16 +279,16 @@ class Outbound:
         else:
             self._put(shipment, part)
 
-    def _put(self, shipment: Shipment, part: Part) -> None:
+    def _put(self, shipment: Shipment, part: OutboundPart) -> None:
         self._append(self._queues.setdefault(shipment.place, deque()), shipment, part)
         self._queued(shipment.place)
 
-    def _append(self, parts: _Parts, shipment: Shipment, part: Part) -> None:
+    def _append(self, parts: _Parts, shipment: Shipment, part: OutboundPart) -> None:
         self._parts += 1
         self._bytes += part.size
         parts.append((shipment, part))
 
-    def _pop(self, parts: _Parts) -> tuple[Shipment, Part]:
+    def _pop(self, parts: _Parts) -> tuple[Shipment, OutboundPart]:
         shipment, part = parts.popleft()
         self._parts -= 1
         self._bytes -= part.size

@@ -62,7 +62,7 @@ class Pulled(NamedTuple):
 _NOTHING = Pulled(b"", [], [], {})
 
 
-class Reading:
+class LinkReading:
     """The streams of one link for one node of its target.
 
     Attributes:

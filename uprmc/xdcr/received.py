@@ -41,7 +41,7 @@ _VERSION = 1
 _TEXT_MAX = 128
 
 
-class Told(NamedTuple):
+class ToldRecord(NamedTuple):
     """One record.
 
     Attributes:
@@ -67,7 +67,7 @@ class Told(NamedTuple):
 _by_seqno_here = attrgetter("here_seqno")
 
 
-def with_record(records: Iterable[Told], record: Told, most: int) -> list[Told]:
+def with_record(records: Iterable[ToldRecord], record: ToldRecord, most: int) -> list[ToldRecord]:
     """Return records with one more, which takes the place of those that it makes superfluous.
 
     Of more than `most` the oldest are left out.
@@ -81,11 +81,11 @@ def with_record(records: Iterable[Told], record: Told, most: int) -> list[Told]:
     return sorted(kept, key=_by_seqno_here)[-most:]
 
 
-def _of(record: Told) -> tuple[str, str, bool]:
+def _of(record: ToldRecord) -> tuple[str, str, bool]:
     return record.source, record.link, bool(record.via)
 
 
-def _supersedes(record: Told, other: Told) -> bool:
+def _supersedes(record: ToldRecord, other: ToldRecord) -> bool:
     """A record of the same pair; a full record also removes transitive ones of its source."""
     if (record.source, record.filter_hash) != (other.source, other.filter_hash):
         return False
@@ -98,13 +98,13 @@ def _supersedes(record: Told, other: Told) -> bool:
     )
 
 
-def is_valid(record: Told, log: Entries, high_seqno: int) -> bool:
+def is_valid(record: ToldRecord, log: Entries, high_seqno: int) -> bool:
     """Tell whether a vBucket with this failover log has not lost what a record says."""
     ends = ends_of_branches([FailoverEntry(*each) for each in log], high_seqno)
     return record.here_seqno <= ends.get(record.here_uuid, -1)
 
 
-def due(records: list[Told], upto: int, filter_hash: str, skip: str) -> list[Told]:
+def due(records: list[ToldRecord], upto: int, filter_hash: str, skip: str) -> list[ToldRecord]:
     """Return the newest record of each source that a target has passed.
 
     Args:
@@ -113,7 +113,7 @@ def due(records: list[Told], upto: int, filter_hash: str, skip: str) -> list[Tol
         filter_hash: of the link to the target.
         skip: bucket uuid of the target, which needs no records of itself.
     """
-    found: dict[str, Told] = {}
+    found: dict[str, ToldRecord] = {}
     for record in records[: bisect_right(records, upto, key=_by_seqno_here)]:
         known = skip in (record.source, *record.via) or len(record.via) >= VIA_MAX
         if record.filter_hash == filter_hash and not known:
@@ -124,21 +124,21 @@ def due(records: list[Told], upto: int, filter_hash: str, skip: str) -> list[Tol
 # --- as documents and on the wire ---------------------------------------------------------------
 
 
-def encode(records: Iterable[Told]) -> bytes | None:
+def encode(records: Iterable[ToldRecord]) -> bytes | None:
     """Return the local document of a vBucket, ``None`` for no records."""
     rows = [row_of(record) for record in records]
     document = {"version": _VERSION, "records": rows}
     return json.dumps(document, separators=(",", ":")).encode() if rows else None
 
 
-def decode(document: bytes | None) -> list[Told]:
+def decode(document: bytes | None) -> list[ToldRecord]:
     """Read it back; raises `ValueError`, one line, for what this module has not written."""
     if document is None:
         return []
     return read_versioned(document, _VERSION, lambda found: [*map(told_of, found["records"])])
 
 
-def row_of(record: Told) -> dict[str, Any]:
+def row_of(record: ToldRecord) -> dict[str, Any]:
     """Return a record as JSON has it."""
     return {
         "source_bucket_uuid": record.source,
@@ -153,7 +153,7 @@ def row_of(record: Told) -> dict[str, Any]:
     }
 
 
-def told_of(row: Mapping[str, Any]) -> Told:
+def told_of(row: Mapping[str, Any]) -> ToldRecord:
     """Read a record; raises `InvalidArguments` if it is none."""
     try:
         texts = [row[name] for name in ("source_bucket_uuid", "filter_hash", "link_id")]
@@ -168,13 +168,13 @@ def told_of(row: Mapping[str, Any]) -> Told:
         raise InvalidArguments("a record has a text or a number that is out of range")
     source, filter_hash, link, session = texts[:4]
     uuid, seqno, here_uuid, here_seqno = numbers
-    return Told(source, uuid, seqno, filter_hash, link, session, via, here_uuid, here_seqno)
+    return ToldRecord(source, uuid, seqno, filter_hash, link, session, via, here_uuid, here_seqno)
 
 
 # --- of a node ----------------------------------------------------------------------------------
 
 
-class Received:
+class ReceivedRecords:
     """The records of a node.
 
     Attributes:
@@ -186,7 +186,7 @@ class Received:
         self.changes = 0
         self._bucket = bucket
         self._trouble = trouble
-        self._records: dict[int, list[Told]] = {}
+        self._records: dict[int, list[ToldRecord]] = {}
 
     def load(self) -> None:
         """Read what is stored; call it once, after warm-up."""
@@ -221,7 +221,7 @@ class Received:
         self.changes += 1
         self._bucket.flusher.keep_local(_name(vbucket.id), partial(self._document, vbucket.id))
 
-    def valid(self, vbucket: VBucket) -> list[Told]:
+    def valid(self, vbucket: VBucket) -> list[ToldRecord]:
         """Return the records of a vBucket that are true of its present history, in order."""
         log, high = vbucket.failover_log, vbucket.high_seqno
         records = self._records.get(vbucket.id, ())

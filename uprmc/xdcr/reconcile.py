@@ -44,10 +44,10 @@ from uprmc.remote.ranges import named
 from uprmc.remote.requests import IN_TIME
 from uprmc.remote.retry import Backoff, RetryPolicy
 from uprmc.rollback import ends_of_branches
-from uprmc.xdcr.node_session import NodeSession
-from uprmc.xdcr.nodes import Nodes
+from uprmc.xdcr.node_session import TargetSession
+from uprmc.xdcr.nodes import TargetNodes
 from uprmc.xdcr.reading import PREFIX
-from uprmc.xdcr.run import Run
+from uprmc.xdcr.run import LinkRun
 from uprmc.xdcr.target import Target
 
 # --- compared -------------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ from uprmc.xdcr.target import Target
 
 
 @dataclass(slots=True)
-class Compared:
+class ReconciledVBucket:
     """What became of one vBucket."""
 
     vbucket: int  # its number
@@ -71,7 +71,7 @@ class Compared:
     keys: list[str] = field(default_factory=list)
 
 
-class Tally:
+class ReconcileTally:
     """The findings of a reconciliation in one vBucket.
 
     Attributes:
@@ -80,7 +80,7 @@ class Tally:
     """
 
     def __init__(self, number: int, listed_keys: int) -> None:
-        self.row = Compared(number)
+        self.row = ReconciledVBucket(number)
         self.unanswered: set[bytes] = set()
         self._listed_keys = listed_keys
         self._doubtful: set[bytes] = set()
@@ -101,7 +101,7 @@ class Tally:
         """
         row = self.row
         if dry_run or history != self._history:
-            self.row = Compared(row.vbucket)
+            self.row = ReconciledVBucket(row.vbucket)
             self._doubtful.clear()
         else:
             row.documents, row.kept, row.changed = row.deleted, 0, 0
@@ -126,7 +126,7 @@ class Tally:
         self._doubtful |= self.unanswered
         self.unanswered.clear()
 
-    def finish(self) -> Compared:
+    def finish(self) -> ReconciledVBucket:
         """Count what is not there any more, and return what was found."""
         self.row.documents += len(self._doubtful)
         for key in sorted(self._doubtful):
@@ -182,7 +182,7 @@ class FarOwner(Protocol):
         """
 
 
-class FarDocuments(NodeSession):
+class FarDocuments(TargetSession):
     """A connection that reads the keys of one node of the target."""
 
     def __init__(
@@ -287,7 +287,7 @@ class FarDocuments(NodeSession):
     # --- the end --------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """See `NodeSession`; nothing more is told."""
+        """See `TargetSession`; nothing more is told."""
         self._hung_up = True
         super().hang_up()
 
@@ -334,7 +334,7 @@ def _document(frame: RequestFrame) -> FarDocument:
 class FarNodes:
     """The connections of one reconciliation."""
 
-    def __init__(self, run: Run, nodes: Nodes, owner: FarOwner) -> None:
+    def __init__(self, run: LinkRun, nodes: TargetNodes, owner: FarOwner) -> None:
         self._run = run
         self._nodes = nodes
         self._owner = owner
@@ -390,7 +390,9 @@ _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 class UntilDurable:
     """Asks again and again, for `kv.persistence_timeout_s` at most; it ends with the connection."""
 
-    def __init__(self, run: Run, target: Target, number: int, done: Callable[[str], None]) -> None:
+    def __init__(
+        self, run: LinkRun, target: Target, number: int, done: Callable[[str], None]
+    ) -> None:
         """Begin to wait for what the target has acknowledged until now.
 
         Args:
@@ -498,8 +500,8 @@ class Reconciliation:
 
     def __init__(
         self,
-        run: Run,
-        nodes: Nodes,
+        run: LinkRun,
+        nodes: TargetNodes,
         numbers: Iterable[int],
         repaired: Callable[[int, int], None],
         *,
@@ -517,7 +519,7 @@ class Reconciliation:
         self.dry_run = dry_run
         self.running = True
         self.error = ""
-        self.compared: list[Compared] = []
+        self.compared: list[ReconciledVBucket] = []
         self._run = run
         self._nodes = nodes
         self._left = deque(numbers)
@@ -537,7 +539,7 @@ class Reconciliation:
         self._purged = 0
         self._ours: dict[int, int] = {}
         self._listed_keys = settings.listed_keys
-        self._tally = Tally(0, self._listed_keys)
+        self._tally = ReconcileTally(0, self._listed_keys)
 
     def shown(self, first: int) -> dict[str, Any]:
         """Return how far it is, and what became of some vBuckets from a place in `compared` on."""
@@ -563,7 +565,7 @@ class Reconciliation:
             self._end()
             return
         self._vbucket = active[self._left[0]]
-        self._tally = Tally(self._left[0], self._listed_keys)
+        self._tally = ReconcileTally(self._left[0], self._listed_keys)
         self._note_progress()
         self._begin()
 

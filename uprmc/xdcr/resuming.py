@@ -15,10 +15,10 @@ from uprmc.remote.stream import StreamState
 from uprmc.rollback import ends_of_branches
 from uprmc.xdcr import checkpoint
 from uprmc.xdcr.checkpoint import Record
-from uprmc.xdcr.run import Run
+from uprmc.xdcr.run import LinkRun
 from uprmc.xdcr.shipment import NOWHERE, Shipment, position_of, start_of
 from uprmc.xdcr.spec import STOP
-from uprmc.xdcr.target import Held, Target
+from uprmc.xdcr.target import Target, TargetVBucket
 
 _FROM_ZERO = Record(0, 0, 0, 0, 0, 0)
 
@@ -35,7 +35,7 @@ class Resuming:
             was purged up to a seqno.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: LinkRun) -> None:
         self.branches: deque[dict[str, object]] = deque(
             maxlen=run.hub.bucket.settings.xdcr.branches
         )
@@ -51,7 +51,7 @@ class Resuming:
         number = vbucket.id
         if number in self._run.stopped and self._run.two_way:
             return
-        held = Held() if target.held is None else target.held[number]
+        held = TargetVBucket() if target.held is None else target.held[number]
         memory, candidates = self._memory(vbucket, held), self._candidates(number, held)
         echo = SEQNO_MAX if memory is None else self._run.echoes[number]
         again = echo <= held.purged  # deletions that were not sent back are needed there by now
@@ -136,7 +136,9 @@ class Resuming:
             newer.add(uuid)
         return 0, 0
 
-    def _is_clean(self, vbucket: VBucket, record: Record | None, held: Held) -> bool | None:
+    def _is_clean(
+        self, vbucket: VBucket, record: Record | None, held: TargetVBucket
+    ) -> bool | None:
         """Tell whether the target has missed no deletion; ``None`` = not known before a snapshot.
 
         Deletions that were purged before the link began would be missed by a target that had
@@ -148,7 +150,7 @@ class Resuming:
             return True
         return None if not vbucket.purge_seqno else False
 
-    def _has_missed(self, vbucket: VBucket, held: Held) -> bool:
+    def _has_missed(self, vbucket: VBucket, held: TargetVBucket) -> bool:
         """Tell whether documents that were deleted may come back if a vBucket begins at zero.
 
         What was purged since the link began at zero may still be at the target.
@@ -180,14 +182,14 @@ class Resuming:
             self._run.stopped.discard(number)
             self.reconciled[number] = purged
 
-    def _candidates(self, number: int, held: Held) -> list[Record]:
+    def _candidates(self, number: int, held: TargetVBucket) -> list[Record]:
         """Return the records that the target still has, the most advanced first."""
         if number in self.reconciled:
             return []
         records = self._run.store.known(number)
         return checkpoint.at_target(records, held.log, held.seqno)
 
-    def _memory(self, vbucket: VBucket, held: Held) -> Record | None:
+    def _memory(self, vbucket: VBucket, held: TargetVBucket) -> Record | None:
         """Return where the stream before has ended, if both ends still have all of that."""
         memory = self._run.memory.get(vbucket.id)
         if vbucket.id in self.reconciled or memory is None:
@@ -196,7 +198,7 @@ class Resuming:
             return None
         return memory
 
-    def _transitive(self, vbucket: VBucket, held: Held, target: Target) -> list[Record]:
+    def _transitive(self, vbucket: VBucket, held: TargetVBucket, target: Target) -> list[Record]:
         """Return where others have brought the target, the most advanced place first."""
         filter_hash = self._run.spec.filter_hash
         found = [

@@ -13,8 +13,8 @@ from uprmc.upr.hub import Hub
 from uprmc.xdcr import checkpoint
 from uprmc.xdcr.checkpoint import CheckpointStore, Record
 from uprmc.xdcr.outbound import Outbound
-from uprmc.xdcr.reading import Reading
-from uprmc.xdcr.received import Received
+from uprmc.xdcr.reading import LinkReading
+from uprmc.xdcr.received import ReceivedRecords
 from uprmc.xdcr.shipment import Counters, Debts, Errors, Shipment, position_of
 from uprmc.xdcr.spec import LinkSpec
 
@@ -36,7 +36,7 @@ class World:
 
     hub: Hub  # of the node
     bucket_uuid: int  # of the node's data
-    received: Received  # checkpoints that it has as a target
+    received: ReceivedRecords  # checkpoints that it has as a target
     dial: Callable[[LinkSpec], LinkDial]  # returns how to reach the nodes of a link's target
     # called with a link and what takes the reason why its files cannot be used, empty = they can.
     check: Callable[[LinkSpec, Callable[[str], None]], None]
@@ -108,7 +108,7 @@ class Slices:
 # --- run ------------------------------------------------------------------------------------------
 
 
-class Run:
+class LinkRun:
     """What the parts of one link share.
 
     Attributes:
@@ -142,7 +142,7 @@ class Run:
         self.store = CheckpointStore(world.hub.bucket, spec.name, self.trouble)
         self.slices = Slices(world.later, world.hub.bucket.clock.monotonic)
         self.outbound = outbound
-        self.reading: Reading | None = None
+        self.reading: LinkReading | None = None
         self.two_way = True
         self.stopped: set[int] = set()
         self.moved: dict[int, None] = {}

@@ -14,13 +14,13 @@ from uprmc.errors import InvalidArguments
 from uprmc.model import ConflictRule
 from uprmc.protocol.opcodes import Feature, Opcode, Status, status_text
 from uprmc.remote.retry import Backoff
-from uprmc.xdcr.frames import WITH_META_FRAME, Meta, document_wins, key_of, with_opaque
-from uprmc.xdcr.outbound import Part, Rules, ship
-from uprmc.xdcr.run import Run
+from uprmc.xdcr.frames import WITH_META_FRAME, LinkMeta, document_wins, key_of, with_opaque
+from uprmc.xdcr.outbound import OutboundPart, OutboundRules, ship
+from uprmc.xdcr.run import LinkRun
 from uprmc.xdcr.shipment import NOWHERE, Debt, Shipment, shown
 from uprmc.xdcr.spec import SKIP
 from uprmc.xdcr.target import Target
-from uprmc.xdcr.windows import Item, Window
+from uprmc.xdcr.windows import Item, LinkWindow
 
 #: Seconds that sending takes at a time; then others have their turn.
 FILL_S = 0.001
@@ -45,7 +45,7 @@ class Sender:
     """
 
     def __init__(
-        self, run: Run, stop: Callable[[str], None], is_halted: Callable[[], bool]
+        self, run: LinkRun, stop: Callable[[str], None], is_halted: Callable[[], bool]
     ) -> None:
         """Prepare it; `apply_settings` comes before the first `fill`.
 
@@ -54,7 +54,7 @@ class Sender:
             stop: called with the reason why nothing can be sent any more.
             is_halted: tells whether nothing is to be sent now.
         """
-        self.rules = Rules()
+        self.rules = OutboundRules()
         self._run = run
         self._stop = stop
         self._is_halted = is_halted
@@ -132,7 +132,7 @@ class Sender:
             for run in batch.runs:
                 shipment = self._run.shipments.get(run.stream.vbucket)
                 if shipment is not None and shipment.stream is run.stream:
-                    part = Part(
+                    part = OutboundPart(
                         pulled.data,
                         batch,
                         run.first,
@@ -147,7 +147,9 @@ class Sender:
                 self._run.drop([shipment])
         return bool(pulled.data)
 
-    def _ship(self, target: Target, shipment: Shipment, part: Part, out: list[bytes]) -> int:
+    def _ship(
+        self, target: Target, shipment: Shipment, part: OutboundPart, out: list[bytes]
+    ) -> int:
         if shipment.dead:
             return 0
         return ship(self.rules, self._run.counters, target.windows, out, shipment, part)
@@ -207,7 +209,7 @@ class Sender:
         self._run.counters.docs_refused += 1
         self._run.trouble(f"{shown(key_of(frame))}: the target refuses it: {why}")
 
-    def _tried(self, window: Window) -> None:
+    def _tried(self, window: LinkWindow) -> None:
         """What was tried again and not refused again is a debt no more."""
         debts = self._run.debts
         done = [(number, key) for number, key, debt in debts if debt.trial is window]
@@ -219,13 +221,13 @@ class Sender:
 
     # --- answers --------------------------------------------------------------------------------
 
-    def looked_up(self, target: Target, item: Item, theirs: tuple[bool, Meta] | None) -> bool:
+    def looked_up(self, target: Target, item: Item, theirs: tuple[bool, LinkMeta] | None) -> bool:
         """See `ItemSource`."""
         if theirs is None:
             return True
         fields = WITH_META_FRAME.unpack_from(target.windows.frame(item))
         flags, expiry, rev, cas = fields[-4:]
-        ours = Meta(rev, cas, expiry, flags)
+        ours = LinkMeta(rev, cas, expiry, flags)
         # If they are equal the origin decides, which the answer does not have: the target knows it.
         equal = ours == theirs[1] and Feature.ORIGINS in target.granted
         wins = equal or document_wins(ours, theirs[1], by_time=self._by_time)
@@ -265,7 +267,7 @@ class Sender:
                 self._owe(target, item, number, status)
         return False
 
-    def settled(self, window: Window) -> None:
+    def settled(self, window: LinkWindow) -> None:
         """See `ItemSource`."""
         self._run.counters.docs_written += window.written
         self._run.counters.deletions_written += window.deleted

@@ -21,7 +21,7 @@ from uprmc.model import SEQNO_MAX, SnapshotRange
 from uprmc.remote.stream import StreamState
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.reading import Start
-from uprmc.xdcr.windows import Window
+from uprmc.xdcr.windows import LinkWindow
 
 # --- counters -------------------------------------------------------------------------------------
 # What a link has done since it was started on this node; names as in ``uprmc xdcr status``.
@@ -93,7 +93,7 @@ class Errors:
 _ECHOES_MAX = 64
 
 
-class Position(NamedTuple):
+class LinkPosition(NamedTuple):
     """A place in the stream: the seqno, and the snapshot it is in; both bounds equal at its end."""
 
     seqno: int
@@ -110,12 +110,12 @@ class Position(NamedTuple):
         return self.seqno if self.seqno == self.snapshot.end else self.snapshot.start
 
 
-NOWHERE = Position(0, SnapshotRange(0, 0))
+NOWHERE = LinkPosition(0, SnapshotRange(0, 0))
 
 
-def position_in(snapshot: SnapshotRange, seqno: int) -> Position:
+def position_in(snapshot: SnapshotRange, seqno: int) -> LinkPosition:
     """Return the position of an item, given the snapshot that was announced when it was read."""
-    return Position(seqno, SnapshotRange(min(seqno, snapshot.start), snapshot.end))
+    return LinkPosition(seqno, SnapshotRange(min(seqno, snapshot.start), snapshot.end))
 
 
 @dataclass(slots=True, eq=False)
@@ -125,10 +125,10 @@ class Debt:
     frame: bytes  # the request
     why: str
     since: float  # monotonic time of the first refusal
-    window: Window  # the batch behind which nothing has arrived
+    window: LinkWindow  # the batch behind which nothing has arrived
     at: int  # its place among all that was sent: a later one of the key is newer
-    trial: Window | None = None  # the batch in which it is tried again
-    replaced_in: Window | None = None  # the batch that has a newer version of the key
+    trial: LinkWindow | None = None  # the batch in which it is tried again
+    replaced_in: LinkWindow | None = None  # the batch that has a newer version of the key
 
 
 class Debts:
@@ -246,7 +246,7 @@ class Shipment:
         place: str,
         stream: StreamState,
         target: tuple[int, int],
-        through: Position,
+        through: LinkPosition,
         moved: dict[int, None],
         debts: Debts,
     ) -> None:
@@ -258,18 +258,18 @@ class Shipment:
         self.through = self.front = through
         self.debts: dict[bytes, Debt] = {}
         self._all_debts = debts
-        self._held: deque[tuple[set[bytes], Position]] = deque()  # positions behind debts
+        self._held: deque[tuple[set[bytes], LinkPosition]] = deque()  # positions behind debts
         self.theirs: dict[int, int] = {}
         self.tells_origins = self.tells_expirations = False
         self.clean: bool | None = None
         self.told: dict[str, tuple[int, int]] = {}
         self.purged = self.theirs_purged = self.arrived = 0
         self.dead = self.is_told = False
-        self._under_way: deque[tuple[Window, Position, int]] = deque()
+        self._under_way: deque[tuple[LinkWindow, LinkPosition, int]] = deque()
         self._echo = SEQNO_MAX
         self._echoes: list[tuple[int, int]] = []
 
-    def sent(self, window: Window, position: Position) -> None:
+    def sent(self, window: LinkWindow, position: LinkPosition) -> None:
         """Take note that everything up to a position is in a batch, or in earlier ones."""
         under_way, echo = self._under_way, self._echo
         self._echo = SEQNO_MAX
@@ -279,7 +279,7 @@ class Shipment:
             under_way.append((window, position, echo))
             window.arrivals.append(self._arrived)
 
-    def _arrived(self, _: Window) -> None:
+    def _arrived(self, _: LinkWindow) -> None:
         under_way, held = self._under_way, self._held
         while under_way and not under_way[0][0].open:
             window, self.front, echo = under_way.popleft()
@@ -370,7 +370,7 @@ class Shipment:
         self._echoes = [echo for echo in self._echoes if echo[0] > upto]
         return False
 
-    def record(self, position: Position, target_seqno: int, created: int) -> Record:
+    def record(self, position: LinkPosition, target_seqno: int, created: int) -> Record:
         """Return a checkpoint of a position that has arrived."""
         seqno, snapshot = position
         uuid = self.stream.history_of(seqno)
@@ -393,6 +393,6 @@ def start_of(record: Record) -> Start:
     return Start(record.uuid, record.seqno, snapshot)
 
 
-def position_of(record: Record) -> Position:
+def position_of(record: Record) -> LinkPosition:
     """Return the position of a record."""
-    return Position(record.seqno, SnapshotRange(record.snapshot_start, record.snapshot_end))
+    return LinkPosition(record.seqno, SnapshotRange(record.snapshot_start, record.snapshot_end))

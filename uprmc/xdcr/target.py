@@ -31,10 +31,10 @@ from uprmc.remote.directory import News, seqno_rows, seqnos_request, telling
 from uprmc.remote.history import read_log
 from uprmc.remote.login import Login
 from uprmc.remote.requests import IN_TIME
-from uprmc.xdcr.frames import Meta, read_meta
-from uprmc.xdcr.node_session import Answered, Lost, NodeSession, begun_again
-from uprmc.xdcr.received import Told, told_of
-from uprmc.xdcr.windows import Item, Window, Windows
+from uprmc.xdcr.frames import LinkMeta, read_meta
+from uprmc.xdcr.node_session import Answered, Lost, TargetSession, begun_again
+from uprmc.xdcr.received import ToldRecord, told_of
+from uprmc.xdcr.windows import Item, LinkWindow, Windows
 
 _FEATURES = (
     Feature.JSON,
@@ -63,7 +63,7 @@ _HISTORIES_AT_ONCE = 64
 RECORDS_AT_ONCE = 50
 
 
-class Held(NamedTuple):
+class TargetVBucket(NamedTuple):
     """What a node has of a vBucket; an empty failover log means that it tells none.
 
     Attributes:
@@ -88,7 +88,7 @@ class ItemSource(Protocol):
     def fill(self, target: Target, out: list[bytes], budget: int) -> int:
         """Add what is to be sent next, by `Target.windows`; return how many bytes."""
 
-    def looked_up(self, target: Target, item: Item, theirs: tuple[bool, Meta] | None) -> bool:
+    def looked_up(self, target: Target, item: Item, theirs: tuple[bool, LinkMeta] | None) -> bool:
         """Tell whether an item wins against the target's version, ``None`` = there is none."""
 
     def sent_later(self, size: int) -> None:
@@ -97,7 +97,7 @@ class ItemSource(Protocol):
     def refused(self, target: Target, item: Item, status: int) -> bool:
         """Take note that the node refuses an item; return whether to send it again later."""
 
-    def settled(self, window: Window) -> None:
+    def settled(self, window: LinkWindow) -> None:
         """Take note that a batch is settled."""
 
 
@@ -128,7 +128,7 @@ class TargetOwner(Protocol):
         """Take note that the connection has ended."""
 
 
-class Target(NodeSession):
+class Target(TargetSession):
     """A connection to a node of the target that sends items.
 
     Attributes:
@@ -154,10 +154,10 @@ class Target(NodeSession):
     ) -> None:
         self.ready = False
         self.map: ClusterMap | None = None
-        self.held: dict[int, Held] | None = {}
+        self.held: dict[int, TargetVBucket] | None = {}
         self.bucket_uuid = self.policy = ""
-        self.records: dict[int, list[Told]] = {}
-        self.others: dict[int, list[Told]] = {}
+        self.records: dict[int, list[ToldRecord]] = {}
+        self.others: dict[int, list[ToldRecord]] = {}
         self.links: int | None = None
         self._purged: dict[int, int] = {}
         self._untold: set[str] = set()
@@ -189,13 +189,15 @@ class Target(NodeSession):
         if reply.key == _POLICY_KEY:
             self.policy = reply.value.decode("latin-1")
 
-    def _ask_for_records(self, found: dict[int, list[Told]], first: int) -> None:
+    def _ask_for_records(self, found: dict[int, list[ToldRecord]], first: int) -> None:
         histories = self._owner.histories(range(first, first + _HISTORIES_AT_ONCE))
         given = {"source": self._owner.bucket_uuid, "first": first, "histories": histories}
         asked = json.dumps(given).encode()
         self._ask(Opcode.XDCR, partial(self._recorded, found, first), key=b"records", value=asked)
 
-    def _recorded(self, found: dict[int, list[Told]], first: int, reply: ResponseFrame) -> None:
+    def _recorded(
+        self, found: dict[int, list[ToldRecord]], first: int, reply: ResponseFrame
+    ) -> None:
         """Take the checkpoints of some vBuckets, and ask for those of the next ones."""
         following = None
         if reply.status == Status.SUCCESS:
@@ -250,7 +252,7 @@ class Target(NodeSession):
         for asked in telling(news):
             self._ask(asked.opcode, lambda _: heard(), value=asked.value)
 
-    def _surveyed(self, held: dict[int, Held] | None) -> None:
+    def _surveyed(self, held: dict[int, TargetVBucket] | None) -> None:
         self.held = held
         self._has_told("seqnos")
 
@@ -265,7 +267,7 @@ class Target(NodeSession):
         self.wake()
 
     def ask_seqnos(
-        self, done: Callable[[dict[int, Held] | None], None], lost: Lost = begun_again
+        self, done: Callable[[dict[int, TargetVBucket] | None], None], lost: Lost = begun_again
     ) -> None:
         """Ask for the active vBuckets: term, high seqno, then the failover log of each.
 
@@ -285,7 +287,10 @@ class Target(NodeSession):
                 self._purged = {int(number): int(seqno) for number, seqno in told.items()}
 
     def _seqnos(
-        self, done: Callable[[dict[int, Held] | None], None], lost: Lost, reply: ResponseFrame
+        self,
+        done: Callable[[dict[int, TargetVBucket] | None], None],
+        lost: Lost,
+        reply: ResponseFrame,
     ) -> None:
         if reply.status in _REFUSED_LOGIN:
             self._fail(f"it gives no access: {reply.reason}", final=True)
@@ -299,7 +304,11 @@ class Target(NodeSession):
             done(None)
             return
         rows = seqno_rows(reply.value, knows_terms=Feature.TERMS in self.granted)
-        held = {number: Held(term, seqno) for number, seqno, term in rows if number < VBUCKETS_MAX}
+        held = {
+            number: TargetVBucket(term, seqno)
+            for number, seqno, term in rows
+            if number < VBUCKETS_MAX
+        }
         waiting = set(held)
         if not held:
             done(held)
@@ -321,9 +330,9 @@ class Target(NodeSession):
     def _log(
         self,
         number: int,
-        held: dict[int, Held],
+        held: dict[int, TargetVBucket],
         waiting: set[int],
-        done: Callable[[dict[int, Held] | None], None],
+        done: Callable[[dict[int, TargetVBucket] | None], None],
         reply: ResponseFrame,
     ) -> None:
         waiting.discard(number)
@@ -389,7 +398,7 @@ class Target(NodeSession):
         return bool(self._questions or self.windows)
 
     def hang_up(self) -> None:
-        """See `NodeSession`."""
+        """See `TargetSession`."""
         self.ready = False
         super().hang_up()
 

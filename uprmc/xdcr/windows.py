@@ -26,10 +26,10 @@ OPAQUES = 2**32
 _DELETE = int(Opcode.DELQ_WITH_META)
 
 #: A batch, and the place of an item in it.
-Item = tuple["Window", int]
+Item = tuple["LinkWindow", int]
 
 
-class Window:
+class LinkWindow:
     """One batch.
 
     Attributes:
@@ -51,7 +51,7 @@ class Window:
         self.frames: list[bytes | None] = []
         self.open = 1
         self.bytes = self.written = self.deleted = 0
-        self.arrivals: list[Callable[[Window], None]] = []
+        self.arrivals: list[Callable[[LinkWindow], None]] = []
         self.closed = self.is_trial = False
 
 
@@ -63,16 +63,16 @@ class Windows:
         paused_until: when what was refused for now is sent again, 0 = nothing waits.
     """
 
-    def __init__(self, settled: Callable[[Window], None], settings: XdcrSettings) -> None:
+    def __init__(self, settled: Callable[[LinkWindow], None], settings: XdcrSettings) -> None:
         self.settled = settled
         self._settings = settings
         self.paused_until = 0.0
-        self._under_way: deque[Window] = deque()
-        self._current: Window | None = None
-        self._answered: Window | None = None
+        self._under_way: deque[LinkWindow] = deque()
+        self._current: LinkWindow | None = None
+        self._answered: LinkWindow | None = None
         self._next = 0
         self._bytes = 0
-        self._groups: dict[int, list[Item] | Window] = {}
+        self._groups: dict[int, list[Item] | LinkWindow] = {}
         self._grouped: dict[Item, int] = {}  # the newest group that an item was sent in
         self._group = 0
         self._again: dict[Item, None] = {}
@@ -92,11 +92,11 @@ class Windows:
     # --- filling --------------------------------------------------------------------------------
 
     @property
-    def current(self) -> Window:
+    def current(self) -> LinkWindow:
         """The batch that is being filled."""
         window = self._current
         if window is None:
-            window = self._current = Window(self._next)
+            window = self._current = LinkWindow(self._next)
             self._under_way.append(window)
         return window
 
@@ -105,7 +105,7 @@ class Windows:
         """The opaque of the next item."""
         return self._next
 
-    def add(self, window: Window, frame: bytes, *, looked_up: bool = False) -> None:
+    def add(self, window: LinkWindow, frame: bytes, *, looked_up: bool = False) -> None:
         """Add an item to the batch that is being filled.
 
         Args:
@@ -130,7 +130,7 @@ class Windows:
             return 0
         return self._fence(window, out)
 
-    def _fence(self, group: list[Item] | Window, out: list[bytes]) -> int:
+    def _fence(self, group: list[Item] | LinkWindow, out: list[bytes]) -> int:
         self._group = (self._group + 1) % OPAQUES
         if isinstance(group, list):
             self._grouped.update(dict.fromkeys(group, self._group))
@@ -146,7 +146,7 @@ class Windows:
         found = self._groups.pop(group, None)
         if found is None:
             return False
-        if isinstance(found, Window):
+        if isinstance(found, LinkWindow):
             self._settle_one(found)
             return True
         left = [
@@ -173,7 +173,7 @@ class Windows:
         place = (opaque - window.first) % OPAQUES
         return (window, place) if window.frames[place] is not None else None
 
-    def _window_of(self, opaque: int) -> Window | None:
+    def _window_of(self, opaque: int) -> LinkWindow | None:
         for window in self._under_way:
             if (opaque - window.first) % OPAQUES < len(window.frames):
                 return window
@@ -229,7 +229,7 @@ class Windows:
         out += frames
         return sum(map(len, frames)) + self._fence(items, out)
 
-    def _settle_one(self, window: Window) -> None:
+    def _settle_one(self, window: LinkWindow) -> None:
         window.open -= 1
         if window.open or not window.closed:
             return

@@ -22,7 +22,14 @@ from uprmc.engine.watermarks import document
 from uprmc.engine.watermarks.dropped import Dropped
 from uprmc.engine.watermarks.expired import ExpiredRows
 from uprmc.engine.watermarks.gathered import GatheredEvents
-from uprmc.engine.watermarks.rows import Limit, Report, Row, granted_lifetime_s, needing, pin_of
+from uprmc.engine.watermarks.rows import (
+    Limit,
+    Row,
+    WatermarkReport,
+    granted_lifetime_s,
+    needing,
+    pin_of,
+)
 from uprmc.engine.watermarks.shown import Shown
 from uprmc.engine.watermarks.storing import StoredRows
 from uprmc.engine.watermarks.table import MANAGER, Common, Outpaced, WatermarkTable
@@ -30,7 +37,7 @@ from uprmc.errors import KeyNotFound, NotMyVBucket
 from uprmc.model import VBucketState
 from uprmc.ports import Clock
 from uprmc.protocol.watermarks_many import OneReport
-from uprmc.rollback import Held
+from uprmc.rollback import VBucketHoldings
 from uprmc.storage.interface import Store
 
 #: States of vBuckets that are filled from a source: their rows are the source's.
@@ -66,9 +73,9 @@ class Pinned(NamedTuple):
     amount: Amount
 
 
-def held_of(vbucket: VBucket) -> Held:
+def held_of(vbucket: VBucket) -> VBucketHoldings:
     """Return what the rules need to know about a vBucket."""
-    return Held(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
+    return VBucketHoldings(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
 
 
 class Watermarks:
@@ -201,7 +208,7 @@ class Watermarks:
         self._dropped.note(vbucket, records)
         self.storing.write_before_drop(vbucket.id)
 
-    def report(self, vbucket: VBucket, report: Report, owner: object) -> Reported:
+    def report(self, vbucket: VBucket, report: WatermarkReport, owner: object) -> Reported:
         """Register a client, or take its report.
 
         Raises:

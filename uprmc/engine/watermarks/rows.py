@@ -21,7 +21,7 @@ from uprmc.config import PurgeSettings
 from uprmc.errors import InvalidArguments
 from uprmc.model import FailoverLog
 from uprmc.protocol.watermarks import ID_MAX_BYTES
-from uprmc.rollback import Held, ends_of_branches
+from uprmc.rollback import VBucketHoldings, ends_of_branches
 
 META_MAX_BYTES = 4_096
 
@@ -74,7 +74,7 @@ class Row(NamedTuple):
         return bool(self.lifetime_s) and now > self.reported_at + self.lifetime_s
 
 
-class Report(NamedTuple):
+class WatermarkReport(NamedTuple):
     """What a client says of one vBucket.
 
     Attributes:
@@ -120,7 +120,7 @@ def granted_lifetime_s(kind: Kind, asked_s: int, settings: PurgeSettings) -> int
     return min(asked_s, default)
 
 
-def judged(rows: Iterable[Row], held: Held) -> list[Row]:
+def judged(rows: Iterable[Row], held: VBucketHoldings) -> list[Row]:
     """Return rows as the present history sees them.
 
     What was reported in a history that ended earlier counts up to its end; what was reported in an
@@ -134,7 +134,7 @@ def judged(rows: Iterable[Row], held: Held) -> list[Row]:
 
 
 class HasHistory(Protocol):
-    """A vBucket, or what the rules need to know about it, see `Held`."""
+    """A vBucket, or what the rules need to know about it, see `VBucketHoldings`."""
 
     @property
     def failover_log(self) -> FailoverLog: ...
@@ -152,10 +152,10 @@ def judged_one(row: Row, held: HasHistory) -> Row:
     effective = watermark if floor is None or floor < watermark else floor
     if uuid == held.failover_log[0].uuid and effective <= held.high_seqno:
         return row
-    return judged([row], Held(held.failover_log, held.high_seqno, held.purge_seqno))[0]
+    return judged([row], VBucketHoldings(held.failover_log, held.high_seqno, held.purge_seqno))[0]
 
 
-def needing(rows: Iterable[Row], held: Held) -> list[Row]:
+def needing(rows: Iterable[Row], held: VBucketHoldings) -> list[Row]:
     """Return the rows, judged, whose clients may ask for deletions of the present history.
 
     Who reported in a history that is unknown now will be sent back to zero, and needs none.
@@ -171,7 +171,7 @@ def _within(row: Row, ends: Mapping[int, int]) -> Row:
     return row.within(end)
 
 
-def limit_of(rows: Iterable[Row], held: Held, durable_seqno: int) -> Limit:
+def limit_of(rows: Iterable[Row], held: VBucketHoldings, durable_seqno: int) -> Limit:
     """Return the limit of the purger; a row of several with the same seqno is the least by id.
 
     Args:

@@ -21,8 +21,8 @@ from uprmc.engine.watermarks.rows import (
     HasHistory,
     Kind,
     Limit,
-    Report,
     Row,
+    WatermarkReport,
     granted_lifetime_s,
     judged,
     judged_one,
@@ -39,7 +39,7 @@ from uprmc.errors import (
 )
 from uprmc.model import SEQNO_NONE
 from uprmc.protocol.watermarks import ID_MAX_BYTES
-from uprmc.rollback import Held, ends_of_branches
+from uprmc.rollback import VBucketHoldings, ends_of_branches
 
 #: The owner that may change every row, and keeps none.
 MANAGER = object()
@@ -96,11 +96,11 @@ class WatermarkTable:
         """Return the rows as they were reported, by id."""
         return [self._rows[name] for name in sorted(self._rows)]
 
-    def judged(self, held: Held) -> list[Row]:
+    def judged(self, held: VBucketHoldings) -> list[Row]:
         """Return the rows as the present history sees them, by id."""
         return judged(self.stored(), held)
 
-    def needing(self, held: Held) -> list[Row]:
+    def needing(self, held: VBucketHoldings) -> list[Row]:
         """Return those whose clients may ask for deletions, as the present history sees them."""
         return needing(self.stored(), held)
 
@@ -109,7 +109,7 @@ class WatermarkTable:
         row = self._rows.get(name)
         return None if row is None or row.is_expired(now) else judged_one(row, held)
 
-    def limit(self, held: Held, durable_seqno: int, now: float) -> Limit:
+    def limit(self, held: VBucketHoldings, durable_seqno: int, now: float) -> Limit:
         """Return how far the vBucket may be purged."""
         live = [row for row in self._rows.values() if not row.is_expired(now)]
         told = [row for name in self._shown if name in self._rows for row in self._told(name)]
@@ -122,7 +122,7 @@ class WatermarkTable:
         """
         return (row for row in self._shown[name].values() if row.id in self._rows)
 
-    def limit_of_copy(self, held: Held, durable_seqno: int) -> Limit:
+    def limit_of_copy(self, held: VBucketHoldings, durable_seqno: int) -> Limit:
         """Return how far a replica may be purged, as far as its own table goes."""
         if self.incomplete:
             return Limit(SEQNO_NONE, "source")
@@ -131,7 +131,7 @@ class WatermarkTable:
 
     # --- what replicas are told -----------------------------------------------------------------
 
-    def show(self, name: bytes, reach: int, held: Held) -> Shown:
+    def show(self, name: bytes, reach: int, held: VBucketHoldings) -> Shown:
         """Return what the replica of this id is told, which has everything up to `reach`."""
         before = self._shown.get(name, {})
         known = {entry.uuid for entry in held.failover_log}
@@ -148,7 +148,7 @@ class WatermarkTable:
         if shown is not None:
             yield shown
 
-    def promote(self, held: Held, now: float) -> None:
+    def promote(self, held: VBucketHoldings, now: float) -> None:
         """Go on as the table of an active vBucket: everyone has a fresh lease.
 
         Nobody may be ahead of where the new history begins. Replicas come anew.
@@ -174,7 +174,9 @@ class WatermarkTable:
             self._forget(row.id)
         return gone
 
-    def report(self, report: Report, owner: object, held: Held, now: float) -> bool:
+    def report(
+        self, report: WatermarkReport, owner: object, held: VBucketHoldings, now: float
+    ) -> bool:
         """Register a client or take its report; return whether the row is new.
 
         Raises:
@@ -315,7 +317,7 @@ class WatermarkTable:
         if self.owners.get(name, owner) is not owner and owner is not MANAGER:
             raise KeyExists("another connection reports this row")
 
-    def _check_history(self, report: Report, held: Held) -> None:
+    def _check_history(self, report: WatermarkReport, held: VBucketHoldings) -> None:
         newest = held.failover_log[0].uuid
         if report.vb_uuid is not None and report.vb_uuid != newest:
             end = ends_of_branches(held.failover_log, held.high_seqno).get(report.vb_uuid)
@@ -328,7 +330,11 @@ class WatermarkTable:
 
 
 def _reported(
-    row: Row | None, report: Report, held: Held, now: int, settings: PurgeSettings
+    row: Row | None,
+    report: WatermarkReport,
+    held: VBucketHoldings,
+    now: int,
+    settings: PurgeSettings,
 ) -> Row:
     """Return what a report makes of a row; raises `Outpaced`."""
     watermark, floor = report.watermark, None if row is None else row.floor

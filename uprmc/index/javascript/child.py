@@ -39,7 +39,7 @@ def main() -> None:
     os.dup2(null, 1)  # nothing that a library prints gets between frames
     config = json.loads(_read(pipe_in) or b"{}")
     try:
-        engine = Engine(config)
+        engine = JavaScriptEngine(config)
     except Exception as error:
         _write(pipe_out, b"!" + f"{type(error).__name__}: {error}"[:500].encode(errors="replace"))
         return
@@ -55,7 +55,7 @@ def main() -> None:
             return
 
 
-class Engine:
+class JavaScriptEngine:
     """V8, with the limits of this process around it."""
 
     def __init__(self, config: dict[str, Any]) -> None:

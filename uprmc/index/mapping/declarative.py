@@ -13,7 +13,16 @@ from typing import Any, Final
 
 from uprmc.config import IndexSettings
 from uprmc.index.collation import Collation, sort_key
-from uprmc.index.design import ArrayOf, Condition, Constant, ObjectOf, Path, Row, Rules, Template
+from uprmc.index.design import (
+    ArrayOf,
+    Condition,
+    Constant,
+    DeclaredRules,
+    ObjectOf,
+    Path,
+    RowRule,
+    Template,
+)
 from uprmc.index.json_text import dumps
 from uprmc.index.mapping.documents import Encoder, Limits
 from uprmc.index.model import Emission
@@ -43,7 +52,7 @@ _COMPARE = {
 }
 
 
-def compile_rules(rules: Rules, collation: Collation, settings: IndexSettings) -> Map:
+def compile_rules(rules: DeclaredRules, collation: Collation, settings: IndexSettings) -> Map:
     """Return the map that does what the rules say."""
     limits = Limits(settings)
     encoder = Encoder(collation)
@@ -79,7 +88,7 @@ def _several(emits: list[Map], limits: Limits) -> Map:
     return run
 
 
-def _compile_row(row: Row, encoder: Encoder, limits: Limits) -> Map:
+def _compile_row(row: RowRule, encoder: Encoder, limits: Limits) -> Map:
     """Return what emits one row, or none."""
     get_key, get_text = _compile_template(row.key, MISSING), _compile_value(row.value)
     encode = encoder.encode

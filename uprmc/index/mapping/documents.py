@@ -12,7 +12,7 @@ from typing import Any
 from uprmc.config import IndexSettings
 from uprmc.index.collation import Collation, array_key, number_key, sort_key
 from uprmc.index.json_text import Unreadable, dumps, loads, portable
-from uprmc.index.model import Document, Emission
+from uprmc.index.model import Emission, IndexedDocument
 from uprmc.index.rows import id_text
 
 __all__ = ["Encoded", "Encoder", "Limits", "MapError", "meta", "request", "revision", "value"]
@@ -59,7 +59,7 @@ _REQUEST = (
 )
 
 
-def value(document: Document) -> tuple[Any, bool]:
+def value(document: IndexedDocument) -> tuple[Any, bool]:
     """Return the value, and whether it was JSON; raise `MapError` if the index cannot hold it."""
     try:
         return loads(document.value), True
@@ -69,7 +69,7 @@ def value(document: Document) -> tuple[Any, bool]:
         return b64encode(document.value).decode(), False
 
 
-def meta(document: Document, is_json: bool) -> dict[str, Any]:
+def meta(document: IndexedDocument, is_json: bool) -> dict[str, Any]:
     """Return what is known of a document beside its value."""
     return {
         "id": id_text(document.key),
@@ -82,12 +82,12 @@ def meta(document: Document, is_json: bool) -> dict[str, Any]:
     }
 
 
-def revision(document: Document) -> str:
+def revision(document: IndexedDocument) -> str:
     """Return the revision as Couchbase writes it: number of changes, CAS, expiry, flags."""
     return f"{document.rev}-{document.cas:016x}{document.expiry:08x}{document.flags:08x}"
 
 
-def request(document: Document) -> bytes:
+def request(document: IndexedDocument) -> bytes:
     """Return value and `meta` as one JSON array; raise `MapError` if the index cannot hold it."""
     body, is_json = document.value, True
     try:

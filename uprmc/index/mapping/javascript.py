@@ -24,7 +24,7 @@ from uprmc.index.javascript.process import MISSING, Child, ChildFailed, Config, 
 from uprmc.index.json_text import Unreadable, dumps, loads
 from uprmc.index.mapping.documents import Encoder, Limits, MapError, request
 from uprmc.index.mapping.reduces import ReduceError
-from uprmc.index.model import Document, Emission, Entry
+from uprmc.index.model import Emission, Entry, IndexedDocument
 from uprmc.index.rows import id_text, split_row_value
 
 __all__ = [
@@ -134,7 +134,7 @@ class JavaScriptMaps:
         self.restarts = 0
         self.log: deque[tuple[str, str]] = deque(maxlen=settings.map_log)
 
-    def map(self, documents: Sequence[Document]) -> list[Outcome]:
+    def map(self, documents: Sequence[IndexedDocument]) -> list[Outcome]:
         """Return what each document gives, in their order.
 
         Raises:
@@ -168,7 +168,9 @@ class JavaScriptMaps:
             worker.child.end()
         self._idle.clear()
 
-    def _batches(self, documents: Sequence[Document], outcomes: list[Outcome]) -> deque[_Batch]:
+    def _batches(
+        self, documents: Sequence[IndexedDocument], outcomes: list[Outcome]
+    ) -> deque[_Batch]:
         batches: deque[_Batch] = deque()
         batch, size = _Batch([], []), 0
         for place, document in enumerate(documents):

@@ -25,7 +25,7 @@ from uprmc.index.mapping.declarative import compile_rules
 from uprmc.index.mapping.documents import Limits, MapError
 from uprmc.index.mapping.javascript import JavaScriptMaps, JavaScriptReduce, Outcome, ReduceProcess
 from uprmc.index.mapping.reduces import NO_SKETCHES, Reduce, ReduceError, built_in, has_sketches
-from uprmc.index.model import Document, Emission, Entry, Mapped, Mapper, Reductions
+from uprmc.index.model import Emission, Entry, IndexedDocument, Mapped, Mapper, Reductions
 from uprmc.index.versions import bodies
 
 __all__ = ["DesignMapper", "ViewReducer", "compile_function", "make_mapper", "make_reducer"]
@@ -68,7 +68,7 @@ _Map = Callable[..., Sequence[Emission]]
 
 _NONE: tuple[Emission, ...] = ()
 _NO_OUTCOME: Outcome = []
-_NO_DOCUMENT = Document(b"", 0, 0, b"", 0, 0, 0, 0)
+_NO_DOCUMENT = IndexedDocument(b"", 0, 0, b"", 0, 0, 0, 0)
 
 _new = tuple.__new__
 
@@ -108,7 +108,7 @@ class DesignMapper:
                 raise bad_request(f"view {view.name!r}: {error}") from None
             self._pythons.append((place, compile_function(function, collation, settings)))
 
-    def map(self, documents: Sequence[Document]) -> list[Mapped]:
+    def map(self, documents: Sequence[IndexedDocument]) -> list[Mapped]:
         """Return what each document gives, in their order."""
         if len(self._maps) == len(self._names):
             return self._map_declarative(documents)
@@ -122,7 +122,7 @@ class DesignMapper:
             for document, outcome in zip(documents, outcomes, strict=True)
         ]
 
-    def _map_declarative(self, documents: Sequence[Document]) -> list[Mapped]:
+    def _map_declarative(self, documents: Sequence[IndexedDocument]) -> list[Mapped]:
         """Map with as few calls as possible; whatever is not plain takes the general way."""
         runs = [run for _, run in self._maps]
         first = runs[0] if len(runs) == 1 else None
@@ -143,7 +143,7 @@ class DesignMapper:
                 return self._map_one(_NO_DOCUMENT, outcome)
         return _new(Mapped, (outcome, None))
 
-    def _map_one(self, document: Document, outcome: Outcome = _NO_OUTCOME) -> Mapped:
+    def _map_one(self, document: IndexedDocument, outcome: Outcome = _NO_OUTCOME) -> Mapped:
         rows: list[Sequence[Emission]] = [_NONE] * len(self._names)
         errors: list[str] = []
         for place, made in zip(self._scripts, outcome, strict=True):
@@ -156,7 +156,7 @@ class DesignMapper:
         return Mapped(rows, "; ".join(errors) or None)
 
     def _map_here(
-        self, document: Document, rows: list[Sequence[Emission]], errors: list[str]
+        self, document: IndexedDocument, rows: list[Sequence[Emission]], errors: list[str]
     ) -> None:
         try:
             value, is_json = shown.value(document)

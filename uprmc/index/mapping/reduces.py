@@ -189,7 +189,7 @@ def _total_of_arrays(values: Sequence[Any]) -> list[Any]:
     return totals
 
 
-class Stats(_Shown):
+class StatsReduce(_Shown):
     """Sum, count, least, greatest and sum of squares of numbers."""
 
     def reduce(self, entries: Sequence[Entry]) -> bytes:
@@ -239,7 +239,7 @@ _NUMBERS = (int, float)
 _BUILT_IN: dict[str, Callable[[], Reduce]] = {
     "_count": Count,
     "_sum": Sum,
-    "_stats": Stats,
+    "_stats": StatsReduce,
     "_approx_count_distinct": ApproximateDistinct,
 }
 

@@ -18,7 +18,7 @@ from itertools import count, islice
 from pathlib import Path
 from threading import Lock
 
-from uprmc.index.errors import Damaged, RolledBack
+from uprmc.index.errors import IndexDamaged, IndexRolledBack
 from uprmc.index.tree.disk import Disk, OsDisk, sync_directory
 from uprmc.index.tree.nodes import (
     BLOCK,
@@ -202,7 +202,7 @@ class IndexFile:
             if header is not None:
                 self._stand_at(header)
                 return
-        raise Damaged(f"{self.path}: no sound header in {size} bytes")
+        raise IndexDamaged(f"{self.path}: no sound header in {size} bytes")
 
     def _stand_at(self, header: Header) -> None:
         self.header = header
@@ -220,7 +220,7 @@ class IndexFile:
                 if root:
                     self._read_node(root)
             return header
-        except Damaged:
+        except IndexDamaged:
             return None
 
     def _is_on_disk(self, offset: int) -> bool:
@@ -239,13 +239,13 @@ class IndexFile:
         start = offset + len(self._magic)
         head = self._disk.read_at(offset, len(self._magic) + _head.size)
         if len(head) < len(self._magic) + _head.size or not head.startswith(self._magic):
-            raise Damaged(f"{where} is no header")
+            raise IndexDamaged(f"{where} is no header")
         size, checksum, flags, previous, covers = _head.unpack_from(head, len(self._magic))
         if size > MAX_HEADER_BYTES:
-            raise Damaged(f"{where}: a header of {size} bytes")
+            raise IndexDamaged(f"{where}: a header of {size} bytes")
         body = self._disk.read_at(start + _head.size, size)
         if zlib.crc32(body, zlib.crc32(_CHECKED.pack(flags, previous, covers))) != checksum:
-            raise Damaged(f"{where}: a header has a wrong checksum")
+            raise IndexDamaged(f"{where}: a header has a wrong checksum")
         end = start + _head.size + size
         return decode_header(body, offset=offset, end=end, previous=previous), flags, covers
 
@@ -273,7 +273,7 @@ class IndexFile:
                 return
             try:
                 header, _, _ = self._read_header(header.previous)
-            except Damaged:
+            except IndexDamaged:
                 return
 
     def write_header(self, header: Header, sync: bool = True) -> Header:
@@ -347,7 +347,7 @@ class IndexFile:
             cached: whether it is likely to be read again.
 
         Raises:
-            Damaged: it is not what was written; `RolledBack`: it was cut off by `truncate_to`.
+            Damaged: it is not what was written; `IndexRolledBack`: it was cut off by `truncate_to`.
         """
         place = number, pointer.offset
         node = self._cache.get(place)
@@ -360,11 +360,11 @@ class IndexFile:
     def _read_current(self, pointer: Pointer, number: int) -> Node:
         try:
             node = self._read_node(pointer)
-        except Damaged:
+        except IndexDamaged:
             if number == self.number:
                 raise
         if number != self.number:
-            raise RolledBack(f"{self.path}: this snapshot was cut off by a rollback")
+            raise IndexRolledBack(f"{self.path}: this snapshot was cut off by a rollback")
         return node
 
     def _read_node(self, pointer: Pointer) -> Node:
@@ -375,7 +375,7 @@ class IndexFile:
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                raise Damaged(f"{self.path}: at {pointer.offset}: {error.strerror}") from None
+                raise IndexDamaged(f"{self.path}: at {pointer.offset}: {error.strerror}") from None
         return decode(record, f"{self.path}: at {pointer.offset}")
 
     def _waiting(self, offset: int) -> bytes | None:
@@ -412,7 +412,7 @@ def _read_magic(disk: Disk, path: Path) -> bytes:
     start = disk.read_at(0, _FIRST)
     magic, checksum = start[:-4], start[-4:]
     if len(start) < _FIRST or not magic.startswith(MAGIC):
-        raise Damaged(f"{path}: is no index file")
+        raise IndexDamaged(f"{path}: is no index file")
     if checksum != _checksum.pack(zlib.crc32(magic)):
-        raise Damaged(f"{path}: its first bytes have a wrong checksum")
+        raise IndexDamaged(f"{path}: its first bytes have a wrong checksum")
     return magic

@@ -15,7 +15,7 @@ from itertools import accumulate, chain, pairwise
 from operator import add
 from typing import Any, NamedTuple, overload
 
-from uprmc.index.errors import Damaged
+from uprmc.index.errors import IndexDamaged
 from uprmc.index.model import Entry, Reductions
 from uprmc.index.rows import Row
 
@@ -26,11 +26,11 @@ __all__ = [
     "Child",
     "Entries",
     "Header",
+    "IndexPosition",
     "Inner",
     "Leaf",
     "Node",
     "Pointer",
-    "Position",
     "Row",
     "bitmap_of",
     "child_size",
@@ -321,12 +321,12 @@ def decode(record: bytes, where: str) -> Node:
         size, checksum = _HEAD.unpack_from(record)
         content = record[_HEAD.size :]
         if size != len(content) or zlib.crc32(content) != checksum:
-            raise Damaged(f"{where}: a node has a wrong checksum")
+            raise IndexDamaged(f"{where}: a node has a wrong checksum")
         form = content[0]
         body = zlib.decompress(content[1:]) if form & _COMPRESSED else content[1:]
         return _inner(body) if form & _INNER else _leaf(body)
     except (struct.error, zlib.error, IndexError) as error:
-        raise Damaged(f"{where}: a node cannot be read: {error}") from None
+        raise IndexDamaged(f"{where}: a node cannot be read: {error}") from None
 
 
 def _leaf(body: bytes) -> Leaf:
@@ -415,7 +415,7 @@ _purge = struct.Struct(">HQ")
 _size = struct.Struct(">I")
 
 
-class Position(NamedTuple):
+class IndexPosition(NamedTuple):
     """How far a vBucket is indexed.
 
     Attributes:
@@ -453,7 +453,7 @@ class Header:
     active: int = 0
     passive: int = 0
     cleanup: int = 0
-    positions: Mapping[int, Position] = field(default_factory=dict)
+    positions: Mapping[int, IndexPosition] = field(default_factory=dict)
     logs: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     purge_seqnos: Mapping[int, int] = field(default_factory=dict)
     epoch: int = 0
@@ -518,7 +518,7 @@ def decode_header(body: bytes, *, offset: int, end: int, previous: int) -> Heade
     try:
         return _Reader(zlib.decompress(body)).header(offset, end, previous)
     except (struct.error, zlib.error, ValueError) as error:
-        raise Damaged(f"a header cannot be read: {error}") from None
+        raise IndexDamaged(f"a header cannot be read: {error}") from None
 
 
 class _Reader:
@@ -530,7 +530,7 @@ class _Reader:
     def header(self, offset: int, end: int, previous: int) -> Header:
         version, num_vbuckets, epoch, replica = self._take(_fixed)
         if version != VERSION:
-            raise Damaged(f"the file has format {version}, this program reads {VERSION}")
+            raise IndexDamaged(f"the file has format {version}, this program reads {VERSION}")
         return Header(
             version=version,
             num_vbuckets=num_vbuckets,
@@ -566,9 +566,9 @@ class _Reader:
     def _bits(self) -> int:
         return int.from_bytes(self._bytes(), "little")
 
-    def _position(self) -> tuple[int, Position]:
+    def _position(self) -> tuple[int, IndexPosition]:
         vbucket, *where = self._take(_position)
-        return vbucket, Position(*where)
+        return vbucket, IndexPosition(*where)
 
     def _purge(self) -> tuple[int, int]:
         vbucket, seqno = self._take(_purge)

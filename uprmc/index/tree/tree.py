@@ -18,7 +18,7 @@ from uprmc.index.tree.file import IndexFile
 from uprmc.index.tree.nodes import Child, Entries, Inner, Leaf, Node, Pointer, Row
 from uprmc.index.tree.writing import MIN_NODE, NodeWriter, rereduce
 
-__all__ = ["Changes", "Tree", "Updating", "child_at", "groups"]
+__all__ = ["Tree", "TreeChanges", "Updating", "child_at", "groups"]
 
 # --- groups ---------------------------------------------------------------------------------------
 # Tree of rows and their reductions.
@@ -91,7 +91,7 @@ def child_at(lows: list[bytes], key: bytes) -> int:
     return max(bisect_right(lows, key) - 1, 0)
 
 
-class Changes(NamedTuple):
+class TreeChanges(NamedTuple):
     """What is to be done to a tree."""
 
     keys: list[bytes]  # that are removed or inserted, rising, each once
@@ -99,7 +99,7 @@ class Changes(NamedTuple):
     drop: int  # bitmap of the vBuckets whose old rows are removed as well
 
     @classmethod
-    def of(cls, removals: Sequence[bytes], insertions: Sequence[Row], drop: int) -> Changes:
+    def of(cls, removals: Sequence[bytes], insertions: Sequence[Row], drop: int) -> TreeChanges:
         """Merge removals and insertions; a key that is in both is inserted."""
         new: dict[bytes, Row | None] = dict.fromkeys(removals)
         new.update([(row[0], row) for row in insertions])
@@ -120,7 +120,7 @@ class _Content(NamedTuple):
 class Updating:
     """One change of one tree."""
 
-    def __init__(self, writer: NodeWriter, number: int, changes: Changes) -> None:
+    def __init__(self, writer: NodeWriter, number: int, changes: TreeChanges) -> None:
         self._writer, self._number, self._changes = writer, number, changes
 
     def run(self, root: Pointer | None) -> Pointer | None:
@@ -396,7 +396,7 @@ class Tree:
             insertions: rows; they replace those with the same key, and removals.
             drop_vbuckets: bitmap: all old rows of these are removed, insertions are not.
         """
-        changes = Changes.of(removals, insertions, drop_vbuckets)
+        changes = TreeChanges.of(removals, insertions, drop_vbuckets)
         writer = NodeWriter(self.file, self.reducer, self._number)
         root = Updating(writer, self._number, changes).run(self.root)
         return Tree(self.file, root, self.reducer)

@@ -152,7 +152,7 @@ _log = Log("http")
 
 
 @dataclass(frozen=True)
-class Question:
+class ChangesQuestion:
     """What a reader asks for."""
 
     since: str = "now"  # ``now``, ``0``, or a token
@@ -165,7 +165,7 @@ class Question:
 _NAMES = ("since", "vbuckets", "prefix", "values", "until")
 
 
-def question_of(request: Request) -> Question:
+def question_of(request: Request) -> ChangesQuestion:
     """Read the question of a request; raises `BadQuestion`."""
     given = {name.decode("utf-8", "replace"): values[-1] for name, values in request.args.items()}
     for name in given:
@@ -173,7 +173,7 @@ def question_of(request: Request) -> Question:
             raise BadQuestion(f"{name}: say one of {', '.join(_NAMES)}")
     text = {name: value.decode("utf-8", "replace") for name, value in given.items()}
     last = request.getHeader("last-event-id")
-    return Question(
+    return ChangesQuestion(
         last or text.get("since", "now"),
         _vbuckets(text.get("vbuckets", "")),
         given.get("prefix", b""),
@@ -243,7 +243,7 @@ class Changes:
         )
         outflow.on_room = partial(self._buffers.forget, outflow)
         followed = wanted or [each.id for each in self._vbuckets.values()]
-        feed = Feed(
+        feed = ChangeFeed(
             self._reactor, outflow, question, known, each_token=len(followed) <= _TOKEN_VBUCKETS
         )
         client = TwistedUprClient(
@@ -266,7 +266,7 @@ class Changes:
         self._reactor.callLater(0, self._run, outflow, feed, "now" if question.once else None)
         return True
 
-    def _run(self, outflow: Outflow, feed: Feed, until: Literal["now"] | None) -> None:
+    def _run(self, outflow: Outflow, feed: ChangeFeed, until: Literal["now"] | None) -> None:
         """Begin to stream, in a turn of its own."""
         client = self._readers.get(outflow)
         if client is not None:
@@ -290,7 +290,7 @@ class Changes:
             raise BadQuestion(f"since: {error}: say now, 0, or the token of a line") from None
         return {number: place for number, place in places.items() if number in self._vbuckets}
 
-    def _wanted(self, question: Question) -> list[int] | None:
+    def _wanted(self, question: ChangesQuestion) -> list[int] | None:
         if question.vbuckets is None:
             return None
         absent = [number for number in question.vbuckets if number not in self._vbuckets]
@@ -308,7 +308,7 @@ class Changes:
         """A reader does not read: count what its stream has brought meanwhile."""
         self._buffers.note(outflow, client.held_bytes, 0, began=False, took=False)
 
-    def _ended(self, result: object, outflow: Outflow, feed: Feed) -> None:
+    def _ended(self, result: object, outflow: Outflow, feed: ChangeFeed) -> None:
         if isinstance(result, Failure) and outflow.open:
             reason = _reason(result)
             _log.warn("changes_ended", reason=reason)
@@ -332,7 +332,7 @@ def _present(vbucket: VBucket) -> Saved:
     return Saved(seqno, SnapshotRange(seqno, seqno), tuple(vbucket.failover_log), seqno)
 
 
-class Feed(Handler):
+class ChangeFeed(Handler):
     """Writes what a stream brings to an endless answer.
 
     Args:
@@ -351,7 +351,7 @@ class Feed(Handler):
         self,
         reactor: Any,
         outflow: Outflow,
-        question: Question,
+        question: ChangesQuestion,
         known: dict[int, Saved],
         *,
         each_token: bool,

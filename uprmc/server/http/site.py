@@ -8,6 +8,7 @@ in the node's account of buffers.
 
 # ruff: noqa: N815  # Twisted's names
 # mypy: allow-untyped-calls
+
 from __future__ import annotations
 
 import json
@@ -32,7 +33,7 @@ from uprmc.metrics import Exposition
 from uprmc.places import parsed
 from uprmc.server.http.endless import EVENT_STREAM, Admit, BadQuestion, Endless
 from uprmc.server.log import Log
-from uprmc.server.net.access import PUT_OFF_S, Access, stays_here
+from uprmc.server.net.access import PUT_OFF_S, UserAccess, stays_here
 from uprmc.server.net.adapter import peer_text
 from uprmc.server.net.connections import RESERVED_FILES, share_of_files
 from uprmc.server.stats.statistics import Statistics
@@ -42,8 +43,8 @@ from uprmc.web import Account, KnownHosts, LimitedChannel, LimitedSite
 # --- who may ask ----------------------------------------------------------------------------------
 # Who may ask for pages over HTTP: basic auth against the node's users, and a role for each page.
 #
-# A password that was right is remembered for a while (`Access.check_once`), so that a program that
-# asks every few seconds costs no key derivation each time.
+# A password that was right is remembered for a while (`UserAccess.check_once`), so that a program
+# that asks every few seconds costs no key derivation each time.
 
 
 #: Returns the role that a request needs, ``None`` = none, not even a login.
@@ -63,7 +64,7 @@ OPEN_PATHS = frozenset({b"/healthz", b"/readyz"})
 DOCUMENT_PATHS = frozenset({b"/changes"})
 
 
-def gate(site: LimitedSite, access: Access, listener: str, role_of: RoleOf) -> None:
+def gate(site: LimitedSite, access: UserAccess, listener: str, role_of: RoleOf) -> None:
     """Let only users into a site; see `Gated`. A stranger has a connection for one request."""
     site.resource = Gated(site.resource, access, listener, role_of)
     site.timeOut = min(cast(float, site.timeOut), access.login_timeout_s)
@@ -88,7 +89,7 @@ class Gated(Resource):
 
     isLeaf = True
 
-    def __init__(self, root: IResource, access: Access, listener: str, role_of: RoleOf) -> None:
+    def __init__(self, root: IResource, access: UserAccess, listener: str, role_of: RoleOf) -> None:
         super().__init__()
         self._root: Any = root
         self._access, self._listener = access, listener

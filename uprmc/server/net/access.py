@@ -342,7 +342,7 @@ def stays_here(peer: str) -> bool:
     return peer.startswith(_LOOPBACK)
 
 
-class Access:
+class UserAccess:
     """The logins of one node.
 
     Args:
@@ -497,7 +497,7 @@ class Access:
 class ConnectionDoor:
     """See `kv.roles.Door`."""
 
-    def __init__(self, access: Access, peer: str, listener: str, *, plain: bool) -> None:
+    def __init__(self, access: UserAccess, peer: str, listener: str, *, plain: bool) -> None:
         self.plain = plain
         self.roles: frozenset[Role] | None = None
         self.exchange: tuple[Mechanism, ServerExchange] | None = None

@@ -43,7 +43,7 @@ _TIMETABLE_ENTRY_BYTES = 80
 _SAMPLE_DOCUMENTS, _SAMPLE_VBUCKETS = 512, 8
 
 
-class Holder(NamedTuple):
+class MemoryHolder(NamedTuple):
     """One use of memory."""
 
     name: str  # one word
@@ -53,11 +53,11 @@ class Holder(NamedTuple):
     what: str  # these things, in the plural
 
 
-def holders(node: Node) -> list[Holder]:
+def holders(node: Node) -> list[MemoryHolder]:
     """Return all holders; the bytes come to the anonymous memory of the process."""
     found = [*_documents(node.bucket), *_engine(node.bucket), *_clients(node)]
     rest = resident_bytes() - sum(each.bytes for each in found)
-    return [*found, Holder("program", max(0, rest), 1, False, "code, caches, freed memory")]
+    return [*found, MemoryHolder("program", max(0, rest), 1, False, "code, caches, freed memory")]
 
 
 def resident_bytes() -> int:
@@ -72,14 +72,14 @@ def resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _documents(bucket: Bucket) -> Iterator[Holder]:
+def _documents(bucket: Bucket) -> Iterator[MemoryHolder]:
     """Divide what the quota counts into values, which can be evicted, and the rest."""
     entries = sum(len(vbucket.table) for vbucket in bucket.vbuckets.values())
     absent = sum(vbucket.table.absent for vbucket in bucket.vbuckets.values())
     used = bucket.account.used
     values = int(used * _value_share(bucket))
-    yield Holder("values", values, entries - absent, True, "values in memory")
-    yield Holder("keys", used - values, entries, True, "keys with their bookkeeping")
+    yield MemoryHolder("values", values, entries - absent, True, "values in memory")
+    yield MemoryHolder("keys", used - values, entries, True, "keys with their bookkeeping")
 
 
 def _value_share(bucket: Bucket) -> float:
@@ -100,7 +100,7 @@ def _sample(bucket: Bucket) -> Iterator[bytes]:
         yield from islice(portion, _SAMPLE_DOCUMENTS // _SAMPLE_VBUCKETS)
 
 
-def _engine(bucket: Bucket) -> Iterator[Holder]:
+def _engine(bucket: Bucket) -> Iterator[MemoryHolder]:
     vbuckets = bucket.vbuckets.values()
     documents = sum(len(vbucket.table) for vbucket in vbuckets)
     mean = bucket.account.used / documents if documents else 0.0
@@ -110,30 +110,36 @@ def _engine(bucket: Bucket) -> Iterator[Holder]:
         queued += queue.live
         segments += queue.segments
         held += queue.held
-    yield Holder("queue", segments * _SEGMENT_BYTES, queued, False, "changes not persisted yet")
-    yield Holder("views", int(held * mean), held, False, "old versions kept for readers")
+    yield MemoryHolder(
+        "queue", segments * _SEGMENT_BYTES, queued, False, "changes not persisted yet"
+    )
+    yield MemoryHolder("views", int(held * mean), held, False, "old versions kept for readers")
     number = len(bucket.vbuckets)
-    yield Holder("vbuckets", number * _VBUCKET_BYTES, number, False, "vBuckets")
+    yield MemoryHolder("vbuckets", number * _VBUCKET_BYTES, number, False, "vBuckets")
     number = bucket.account.timetable.entries
-    yield Holder("expiry", number * _TIMETABLE_ENTRY_BYTES, number, False, "documents that expire")
+    yield MemoryHolder(
+        "expiry", number * _TIMETABLE_ENTRY_BYTES, number, False, "documents that expire"
+    )
     number = bucket.flusher.tombstones.total.number
-    yield Holder("tombstones", number * _TOMBSTONE_BYTES, number, False, "deletions on disk")
+    yield MemoryHolder("tombstones", number * _TOMBSTONE_BYTES, number, False, "deletions on disk")
     number = bucket.watermarks.row_count
-    yield Holder("watermarks", number * _ROW_BYTES, number, False, "rows of registered clients")
+    yield MemoryHolder(
+        "watermarks", number * _ROW_BYTES, number, False, "rows of registered clients"
+    )
 
 
-def _clients(node: Node) -> Iterator[Holder]:
+def _clients(node: Node) -> Iterator[MemoryHolder]:
     leases = node.upr.leases.open.values()
     readings = sum(len(lease.readings) for lease in leases)
     keys = sum(lease.keys for lease in leases)
     size = readings * _READING_BYTES + keys * _READING_KEY_BYTES
-    yield Holder("leases", size, len(leases), False, "snapshot leases")
+    yield MemoryHolder("leases", size, len(leases), False, "snapshot leases")
     lags = node.consumer_lags.found
     size = sum(lag.memory for lag in lags)
-    yield Holder("streams", size, sum(lag.streams for lag in lags), False, "streams")
+    yield MemoryHolder("streams", size, sum(lag.streams for lag in lags), False, "streams")
     connections = node.connections
     size = connections.current * _CONNECTION_BYTES + connections.buffers.total
-    yield Holder(
+    yield MemoryHolder(
         "connections", size, connections.current, False, "connections; buffers, also of HTTP"
     )
 

@@ -24,7 +24,7 @@ from uprmc.server.net.connections import Connections
 from uprmc.server.net.transport import SAMPLED_EVERY
 from uprmc.server.stats import engine, streams, vbuckets
 from uprmc.server.stats.consumers import ConsumerLag, largest
-from uprmc.server.stats.engine import Holder, holders
+from uprmc.server.stats.engine import MemoryHolder, holders
 from uprmc.server.work.index import IndexDriver
 from uprmc.tap_adapter.node_tap import NodeTap
 from uprmc.upr.hub import Hub
@@ -107,7 +107,7 @@ class Scrape:
         return vbuckets.pinned_by_client(self.bucket.pinning.kept)
 
     @cached_property
-    def holders(self) -> list[Holder]:
+    def holders(self) -> list[MemoryHolder]:
         """Return who has the memory."""
         return holders(self._node)
 

@@ -18,7 +18,7 @@ from uprmc.engine.bucket import Bucket
 from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.tombstones import Amount, shown
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.warmup import Origin
+from uprmc.engine.warmup import WarmupStart
 from uprmc.engine.watermarks.pinning import Client
 from uprmc.engine.watermarks.rows import Row
 from uprmc.kv.admin import PERSISTED_CHECKPOINT, last_closed
@@ -175,7 +175,7 @@ def bytes_per_document(bucket: Bucket) -> float:
     return bucket.account.used / documents if documents else 0.0
 
 
-def _doings(vbucket: VBucket, origin: Origin | None) -> _Doings:
+def _doings(vbucket: VBucket, origin: WarmupStart | None) -> _Doings:
     """Work out what was done.
 
     Every change took a seqno, and creates less deletes are what is there.

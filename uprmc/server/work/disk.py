@@ -30,7 +30,7 @@ from uprmc.model import SEQNO_MAX
 from uprmc.record import seqno_of
 from uprmc.server.log import Log, Throttle
 from uprmc.server.work.turns import LongWork
-from uprmc.storage.interface import CLEAN_MARK, Batch, DamagedRecords, StoreView
+from uprmc.storage.interface import CLEAN_MARK, CommitBatch, DamagedRecords, StoreView
 from uprmc.upr.hub import DiskReader
 
 # --- work in threads ------------------------------------------------------------------------------
@@ -658,5 +658,7 @@ class DiskWork:
         if orderly:
             yield from self._flushing.drain()
             served = self._bucket.purge_policy.document()
-            commit_growing(self._bucket.store, Batch(local={CLEAN_MARK: b"1", SERVED_NAME: served}))
+            commit_growing(
+                self._bucket.store, CommitBatch(local={CLEAN_MARK: b"1", SERVED_NAME: served})
+            )
             yield deferToThreadPool(self._reactor, self._pool, self._bucket.store.sync)

@@ -247,7 +247,7 @@ def chosen(text: str) -> str:
     return VIEWS_DEFAULT if text == VIEWS_AUTO else text
 
 
-class InUse(CannotListen):
+class ViewsInUse(CannotListen):
     """Another process has the address."""
 
 
@@ -264,7 +264,7 @@ def listen_views(reactor: Any, text: str, backlog: int) -> ViewsListener:
         return ViewsListener(reactor, place, backlog)
     except OSError as error:
         taken = error.errno == errno.EADDRINUSE
-        kind, more = (InUse, in_use(SETTING, chosen(text))) if taken else (CannotListen, "")
+        kind, more = (ViewsInUse, in_use(SETTING, chosen(text))) if taken else (CannotListen, "")
         raise kind(f"{SETTING}: cannot listen on {text}: {error.strerror}{more}") from None
 
 
@@ -597,7 +597,7 @@ class IndexDriver:
         while self._listener is None and server.views != "off" and not self._stopped:
             try:
                 self._listener = listen_views(self._reactor, server.views, server.listen_backlog)
-            except InUse:
+            except ViewsInUse:
                 if now() < give_up_at:
                     yield deferLater(self._reactor, _LOOK_AGAIN_S)
                 elif server.views == VIEWS_AUTO:

@@ -28,7 +28,7 @@ from uprmc.server.net.dialer import trust_of
 from uprmc.server.work.turns import Ticker
 from uprmc.upr.hub import Hub
 from uprmc.xdcr.links import Links
-from uprmc.xdcr.received import Received
+from uprmc.xdcr.received import ReceivedRecords
 from uprmc.xdcr.run import LinkDial, MakeLinkSession, World
 from uprmc.xdcr.spec import LinkSpec
 
@@ -81,7 +81,7 @@ class XdcrDriver:
         self._reactor = reactor
         self._dialer = dialer
         self._pool = ThreadPool(minthreads=0, maxthreads=_THREADS, name="uprmc-links")
-        received = Received(hub.bucket, lambda why: self._trouble("", why))
+        received = ReceivedRecords(hub.bucket, lambda why: self._trouble("", why))
         world = World(
             hub,
             bucket_uuid,
