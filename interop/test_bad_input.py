@@ -135,13 +135,9 @@ def test_a_body_that_announces_two_gigabytes_costs_nothing(
 
 @pytest.mark.parametrize(
     "length",
-    [b"-1", b"4294967296", b"99999999999999999999999999", b"2147483647", b"1e3", b"0x10", b""],
+    [b"-1", b"99999999999999999999999999", b"2147483647", b"1e3", b"0x10", b""],
 )
-def test_a_length_that_is_no_length_stores_nothing(
-    say_and_close: Say, length: bytes, peer: str
-) -> None:
-    if length == b"4294967296" and peer == "memcached":
-        pytest.skip("memcached 1.6 takes the low 32 bits, which makes this an empty value")
+def test_a_length_that_is_no_length_stores_nothing(say_and_close: Say, length: bytes) -> None:
     answer = say_and_close(b"set k 0 0 " + length + b"\r\nget k\r\n")
     assert answer in (BAD_LINE + b"END\r\n", b"ERROR\r\nEND\r\n"), answer
 

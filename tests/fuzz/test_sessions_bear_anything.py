@@ -129,6 +129,6 @@ def test_the_net_catches_a_session_that_hoards(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_net_catches_a_session_that_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session that forgets to go on when its value has come."""
-    monkeypatch.setattr(Conversation, "_resume", lambda session: None)
+    monkeypatch.setattr(Conversation, "resume", lambda session: None)
     with pytest.raises(AssertionError, match="does not go on"):
         run(0, _SHARE, grammar.binary_request, grammar.spoil_header)

@@ -45,18 +45,22 @@ class ReplicaDesk:
 
     # --- clients ----------------------------------------------------------------------------------
 
-    def put(self, name: str, key: bytes, value: bytes = b"v") -> Reply:
-        """Set a document at a node; it must be accepted."""
+    def put(
+        self, name: str, key: bytes, value: bytes = b"v", *, may_be_refused: bool = False
+    ) -> Reply:
+        """Set a document at a node; it must be accepted, unless it may be refused."""
         reply = self.clerks[name].done(
             codec.SET, key=key, value=value, extras=codec.store_extras(0, 0)
         )
-        assert reply.status == codec.OK, reply
+        assert reply.status == codec.OK or may_be_refused, reply
         return reply
 
-    def put_many(self, name: str, numbers: Iterable[int], value: bytes = b"v") -> None:
+    def put_many(
+        self, name: str, numbers: Iterable[int], value: bytes = b"v", **more: bool
+    ) -> None:
         """Set documents k0, k1, ..."""
         for number in numbers:
-            self.put(name, b"k%d" % number, value)
+            self.put(name, b"k%d" % number, value, **more)
 
     def delete(self, name: str, key: bytes) -> None:
         """Delete a document."""

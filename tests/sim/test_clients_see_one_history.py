@@ -41,7 +41,7 @@ def test_documents_that_come_and_go_from_memory_stay_what_they_are(seed: int) ->
     weights = {**WITHOUT_FLUSH, "get": 80, "flush": 1}
     faults = Faults(unreadable_s=0.3, crash_s=1.0)
     run = Run.random(seed, steps=2_000, faults=faults, weights=weights, quota=4_500)
-    assert any("Fetcher.commit" in line for line in run.world.log)
+    assert any("FetchDriver.work" in line for line in run.world.log)
 
 
 # --- by hand ------------------------------------------------------------------------------------

@@ -53,8 +53,8 @@ def _take_the_newest_header(patch: pytest.MonkeyPatch) -> None:
     """Fall back to the newest header instead of one at or below the seqno."""
     whole = Files.header_below
 
-    def header_below(files: Files, vbucket: int, seqno: int, positions: Any) -> Any:
-        found = whole(files, vbucket, seqno, positions)
+    def header_below(files: Files, *asked: Any) -> Any:
+        found = whole(files, *asked)
         newest = files.current.file.header
         return found and newest and (files.current, newest)
 

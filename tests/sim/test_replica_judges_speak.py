@@ -616,7 +616,7 @@ def test_a_program_that_follows_a_deposed_active_is_noticed(
     nobody_tells(monkeypatch)
     notice(
         break_it,
-        lambda seed: deposed_active(ReplicaDesk("pair", seed=seed), AT_ENDS),
+        lambda seed: deposed_active(ReplicaDesk("pair", seed=seed), AT_ENDS, may_learn=True),
         "deposed|never comes? to rest",
         10,
     )

@@ -115,10 +115,11 @@ def nobody_tells(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ClientStreams, "tell_late", lambda _: iter(()))
 
 
-def deposed_active(desk: ReplicaDesk, kind: str) -> None:
+def deposed_active(desk: ReplicaDesk, kind: str, *, may_learn: bool = False) -> None:
     """The old active crashes again and again, is written to, and says that it is active.
 
-    One program has a state from before; others begin while both nodes say so.
+    One program has a state from before; others begin while both nodes say so. A program that breaks
+    the rules may let the old active learn that it was deposed (`may_learn`).
     """
     program = desk.run.program(kind)
     program.deposed.add(b"deposed")
@@ -133,7 +134,7 @@ def deposed_active(desk: ReplicaDesk, kind: str) -> None:
     desk.world.run_until(lambda: old.serving)
     for number in range(3):
         desk.crash("a")
-        desk.put_many("a", range(number, 15), b"deposed")
+        desk.put_many("a", range(number, 15), b"deposed", may_be_refused=may_learn)
         desk.put_many("b", range(10, 12), b"more")
         followed_at(desk, program, "b")
         program.die()

@@ -122,7 +122,7 @@ def test_a_node_that_stops_waits_for_a_reading_under_way(tmp_path: Path) -> None
         close = node.bucket.store.close
         node.bucket.store.close = lambda: (done.append("closed"), close())
         node.bucket.compact(0, ALL, lambda _: None)
-        loop.until(lambda: node._disk_work._compacting._busy)
+        loop.until(lambda: node._disk_work._compacting._under_way)
         loop.reactor.callLater(0.05, go_on.set)
         loop.result(node.stop())
         assert done == ["finished", "closed"]

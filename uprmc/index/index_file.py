@@ -13,7 +13,7 @@ from uprmc.index.errors import IndexDamaged
 from uprmc.index.model import Reducer
 from uprmc.index.tree import Header, IndexFile, IndexPosition, Tree
 from uprmc.index.tree.nodes import Inner, Pointer
-from uprmc.index.vbucket_sets import States
+from uprmc.index.vbucket_sets import States, bitmap
 from uprmc.index.versions import Edit
 from uprmc.model import FailoverEntry, FailoverLog
 
@@ -342,13 +342,19 @@ class Files:
     # --- going back -----------------------------------------------------------------------------
 
     def header_below(
-        self, vbucket: int, seqno: int, positions: Mapping[int, IndexPosition]
+        self, vbucket: int, seqno: int, positions: Mapping[int, IndexPosition], indexed: int
     ) -> tuple[OpenFile, Header] | None:
         """Return the newest header at which a vBucket stands at or below a seqno (row I19).
 
         ``None`` if there is none, or to return to it would cost more changes, which all vBuckets
         would have to get again, than to index this vBucket from zero; or if it has rows of one
         that has begun at zero since: for that one nodes keep no deletions that older rows need.
+
+        Args:
+            vbucket: to be rolled back.
+            seqno: to where.
+            positions: where all stand now.
+            indexed: bitmap of those that are indexed now; rows of others are cleaned up.
         """
         kept = _standing(positions)
         for file in (self.current, self.old):
@@ -359,7 +365,8 @@ class Files:
                 if there.seqno <= seqno:
                     lost = _distance(header.positions, positions)
                     cheap = lost <= positions[vbucket].seqno
-                    return (file, header) if cheap and stood <= kept else None
+                    lacks = bitmap(stood - kept) & indexed
+                    return (file, header) if cheap and not lacks else None
                 kept &= stood
         return None
 

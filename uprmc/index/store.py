@@ -382,7 +382,9 @@ class IndexStore:
             self.drop([vbucket])
             self.write_header()  # the node that is asked for everything relies on it
             return True
-        found = self.files.header_below(vbucket, seqno, self._standings.positions)
+        found = self.files.header_below(
+            vbucket, seqno, self._standings.positions, self.states.indexed
+        )
         if found is None:
             return False
         self._return_to(*found)

@@ -276,7 +276,7 @@ class Conversation:
         return self.resume
 
     def wait(self, pending: Pending) -> None:
-        """Stop after the present command until `pending`, which may time out, calls `_resume`."""
+        """Stop after the present command until `pending`, which may time out, calls `resume`."""
         self._waiting = True
         self._pending = pending
 
