@@ -67,7 +67,7 @@ _NOTICED_BY = {
     "_raise_the_floor": 3,
     "_repair_nothing": 4,
     "_return_barriers_before_the_last_item": 42,
-    "_say_nothing_of_the_beginning": 23,
+    "_say_nothing_of_the_beginning": 43,
     "_skip_a_failed_batch": 1,
     "_skip_what_is_unacknowledged": 8,
     "_stay_active_though_deposed": 1,
