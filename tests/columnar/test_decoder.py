@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.columnar.read_peer import UUID, accepted, deletion, marker, mutation, stream_end
-from uprmc.client.decoder import ColumnDecoder as Reference
+from uprmc.client.decoder import Decoder as Reference
 from uprmc.columnar.decoder import READ_BYTES, Block, ColumnDecoder, Noop
 from uprmc.columnar.errors import KeyNotText, ProtocolError
 from uprmc.columnar.read_state import Range, ReadState, StreamEnd

@@ -14,7 +14,7 @@ from interop.proxy import Proxy
 from interop.server_process import ServerProcess, start_uprmc
 from tests.bulk.world import compact
 from uprmc.client.kv import KvClient
-from uprmc.client.lease import BulkLease as ReferenceLease
+from uprmc.client.lease import Lease as ReferenceLease
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, Unreachable
 from uprmc.columnar.lease import BulkLease, KeptLease, acquire

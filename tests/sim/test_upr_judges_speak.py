@@ -237,12 +237,12 @@ def _purge_what_is_not_due(patch: pytest.MonkeyPatch) -> None:
 
 def _ignore_known_versions(patch: pytest.MonkeyPatch) -> None:
     """Look at the newest only, and think it unknown."""
-    made = producer.Asked
+    made = producer.AskedPlace
 
     def careless(request: Any, versions: Any, *rest: Any) -> Any:
         return made(request._replace(uuid=1) if versions else request, (), *rest)
 
-    patch.setattr(producer, "Asked", careless)
+    patch.setattr(producer, "AskedPlace", careless)
 
 
 def _send_the_log_oldest_first(patch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def test_a_vbucket_that_no_node_has_is_a_gap_that_is_told(
             super().refresh()
             self.owners.pop(5, None)
 
-    monkeypatch.setattr(batch, "Nodes", Lacking)
+    monkeypatch.setattr(batch, "BulkNodes", Lacking)
     with pytest.raises(NoVBucket, match="vb=5 is active on no node"):
         plan(read_options({"servers": servers}))
     left = plan(read_options({"servers": servers, "failOnDataLoss": "false"}))

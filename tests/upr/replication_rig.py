@@ -108,7 +108,7 @@ class World:
     """A node's rules, and every call that its replication makes."""
 
     def __init__(self, monkeypatch: Any, **changes: Any) -> None:
-        monkeypatch.setattr(link, "Link", FakeLink)
+        monkeypatch.setattr(link, "ReplicaLink", FakeLink)
         self.rig = Rig(**changes)
         self.bucket = self.rig.bucket
         self.calls: list[FakeCall] = []

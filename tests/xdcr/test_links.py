@@ -89,7 +89,7 @@ def test_a_filter_may_have_as_many_bytes_and_steps_as_is_said() -> None:
 
 
 def test_a_large_filter_looks_at_few_keys_at_a_time(centres: DataCentres) -> None:
-    costly = sender.Rules(pattern=pattern_of("a{900}"))
+    costly = outbound.OutboundRules(pattern=pattern_of("a{900}"))
     assert costly.most_items is not None
     assert costly.most_items <= 2
     a, b = centres.start("a"), centres.start("b")
