@@ -24,7 +24,7 @@ from tests.contracts.store_values import header, live
 from tests.storage.test_kill import KEYS, VBUCKETS
 from uprmc.errors import StoreMapFull
 from uprmc.storage.directory import open_directory
-from uprmc.storage.interface import Batch
+from uprmc.storage.interface import CommitBatch
 
 store = open_directory(Path(sys.argv[1]), uuid=1, sync=sys.argv[2] == "sync")
 number = int(store.local(b"number") or 0)
@@ -34,7 +34,7 @@ while True:
     value = b"%d," % number * 90
     items = [live(b"key-%03d" % at, first + at, value) for at in range(KEYS)]
     changes = [change_of(vbucket, header(first), items) for vbucket in VBUCKETS]
-    store.commit(Batch(changes, local={b"number": b"%d" % number}))
+    store.commit(CommitBatch(changes, local={b"number": b"%d" % number}))
     sys.stdout.write("%d\\n" % number)
     sys.stdout.flush()
 """
