@@ -26,13 +26,12 @@ from tests.tap_adapter.upr_pieces import (
 )
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import Item
-from uprmc.protocol.header import encode_request
+from uprmc.protocol.header import RequestFrame, encode_request
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import snapshot_marker
 from uprmc.record import pack
 from uprmc.tap_adapter.translate import TapForm, TapItemsRun, take_frame, translate_run, with_ack
 from uprmc.upr.frames import Form, ItemWriter
-from uprmc.upr.peer import UprRequest
 
 FORMS = [TapForm(*choice) for choice in product((False, True), repeat=2)]
 PLENTY = 1_000_000
@@ -350,13 +349,13 @@ def test_any_frame_is_taken_apart(cut: list[tuple[Frame, str]]) -> None:
     place = 0
     for frame, _ in cut:
         request, place = take_frame(pieces, place)
-        assert request == UprRequest(
+        assert request == RequestFrame(
             frame.opcode & 0xFF,
+            frame.key,
+            frame.extras(),
+            frame.value + frame.metadata,
             frame.vbucket,
             frame.opaque,
-            frame.extras(),
-            frame.key,
-            frame.value + frame.metadata,
             frame.cas,
             frame.datatype,
         )

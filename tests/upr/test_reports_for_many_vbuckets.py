@@ -31,7 +31,7 @@ from tests.upr.test_watermarks_on_the_wire import BACKUP, XDCR, delete, limit, p
 from uprmc.engine.watermarks.storing import RAISED_WRITTEN_S
 from uprmc.kv.upr_session import UprSession, answers_to_reports
 from uprmc.model import VBucketState
-from uprmc.upr.peer import UprRequest
+from uprmc.protocol.header import RequestFrame
 from uprmc.upr.producer import Producer
 
 REPORTS = 0xDD
@@ -254,7 +254,7 @@ def test_fewer_reports_are_taken_in_a_turn_if_deletions_were_purged_before_them(
     assert isinstance(session, UprSession)
     assert isinstance(session.peer, Producer)
     rows = b"".join(ROW.pack(number, 0, 3, 0) for number in range(64))
-    request = UprRequest(REPORTS, 0, 7, struct.pack(">IBBH", 0, XDCR, SET, 0), NAME, rows)
+    request = RequestFrame(REPORTS, NAME, struct.pack(">IBBH", 0, XDCR, SET, 0), rows, opaque=7)
     *turns, answer = answers_to_reports(session.peer, request)
     assert turns == [b"", b""]
     assert len(answer) == 24 + 8 + 64 * REFUSED.size

@@ -54,7 +54,8 @@ from uprmc.protocol.opcodes import DataType, Opcode, Status
 from uprmc.protocol.tap import TAP_CHECKPOINT_VALUE, decode_filter
 
 if TYPE_CHECKING:
-    from uprmc.kv.binary import BinarySession, Handler, Request
+    from uprmc.kv.binary import BinarySession, Handler
+    from uprmc.protocol.header import RequestFrame
 
 # --- parameters ---------------------------------------------------------------------------------
 
@@ -134,19 +135,19 @@ def _apply(bucket: Bucket, control: Control, before: Settings, after: Settings) 
 # --- the node -----------------------------------------------------------------------------------
 
 
-def stop_persistence(session: BinarySession, request: Request) -> None:
+def stop_persistence(session: BinarySession, request: RequestFrame) -> None:
     """Begin no commit from now on. Changes are accepted as long as memory lasts."""
     session.bucket.flusher.pause()
     session.reply(request)
 
 
-def start_persistence(session: BinarySession, request: Request) -> None:
+def start_persistence(session: BinarySession, request: RequestFrame) -> None:
     """Commit again."""
     session.bucket.flusher.resume()
     session.reply(request)
 
 
-def enable_traffic(session: BinarySession, request: Request) -> None:
+def enable_traffic(session: BinarySession, request: RequestFrame) -> None:
     """Admit clients."""
     if not session.bucket.warm:
         raise TemporaryFailure("warming up")
@@ -154,7 +155,7 @@ def enable_traffic(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def disable_traffic(session: BinarySession, request: Request) -> None:
+def disable_traffic(session: BinarySession, request: RequestFrame) -> None:
     """Refuse clients: their commands get temporary failure."""
     if not session.bucket.warm:
         raise TemporaryFailure("warming up")
@@ -162,7 +163,7 @@ def disable_traffic(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def set_param(session: BinarySession, request: Request) -> None:
+def set_param(session: BinarySession, request: RequestFrame) -> None:
     """Change a setting of the running node; a refusal contains the reason."""
     control = session.services.control
     control.check_token(request.cas)
@@ -180,7 +181,7 @@ def set_param(session: BinarySession, request: Request) -> None:
         session.reply(request, value=b"Updated")
 
 
-def set_token(session: BinarySession, request: Request) -> None:
+def set_token(session: BinarySession, request: RequestFrame) -> None:
     """Begin a manager's session: commands of other managers are refused from now on."""
     control = session.services.control
     (token,) = SESSION_TOKEN_EXTRAS.unpack(request.extras)
@@ -191,12 +192,12 @@ def set_token(session: BinarySession, request: Request) -> None:
     session.reply(request, cas=token)
 
 
-def get_token(session: BinarySession, request: Request) -> None:
+def get_token(session: BinarySession, request: RequestFrame) -> None:
     """Return the session token as CAS, 0 = none was set."""
     session.reply(request, cas=session.services.control.token)
 
 
-def set_cluster_config(session: BinarySession, request: Request) -> None:
+def set_cluster_config(session: BinarySession, request: RequestFrame) -> None:
     """Store a cluster map for clients, and learn its terms."""
     control, bucket = session.services.control, session.bucket
     control.check_token(request.cas)
@@ -210,7 +211,7 @@ def set_cluster_config(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def get_cluster_config(session: BinarySession, request: Request) -> None:
+def get_cluster_config(session: BinarySession, request: RequestFrame) -> None:
     """Answer the cluster map."""
     text = session.services.control.cluster_map.text(session.bucket)
     if text is None:
@@ -219,7 +220,7 @@ def get_cluster_config(session: BinarySession, request: Request) -> None:
         session.reply(request, value=text, datatype=DataType.JSON)
 
 
-def select_bucket(session: BinarySession, request: Request) -> None:
+def select_bucket(session: BinarySession, request: RequestFrame) -> None:
     """Accept the only bucket there is."""
     if request.key not in (b"", BUCKET_NAME.encode()):
         raise KeyNotFound(request.key)
@@ -252,13 +253,13 @@ def last_closed(guest: TapGuest | None, number: int) -> int:
     return guest.last_closed(number) if guest is not None else 0
 
 
-def deregister(session: BinarySession, request: Request) -> None:
+def deregister(session: BinarySession, request: RequestFrame) -> None:
     """Forget a TAP client; it is no error if there was none."""
     _guest(session).deregister(request.key)
     session.reply(request)
 
 
-def change_filter(session: BinarySession, request: Request) -> None:
+def change_filter(session: BinarySession, request: RequestFrame) -> None:
     """Change the vBuckets of a TAP client from now on."""
     guest = _guest(session)
     if not request.value:
@@ -267,26 +268,26 @@ def change_filter(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def reset_chain(session: BinarySession, request: Request) -> None:
+def reset_chain(session: BinarySession, request: RequestFrame) -> None:
     """Make every TAP client start over."""
     _guest(session).reset_chain()
     session.reply(request)
 
 
-def last_closed_checkpoint(session: BinarySession, request: Request) -> None:
+def last_closed_checkpoint(session: BinarySession, request: RequestFrame) -> None:
     """Answer the id of a vBucket's last closed checkpoint."""
     if not session.bucket.traffic:
         raise TemporaryFailure("warming up")
-    if request.number not in session.bucket.vbuckets:
-        raise NotMyVBucket(request.number)
-    closed = last_closed(session.services.tap, request.number)
+    if request.vbucket not in session.bucket.vbuckets:
+        raise NotMyVBucket(request.vbucket)
+    closed = last_closed(session.services.tap, request.vbucket)
     session.reply(request, value=TAP_CHECKPOINT_VALUE.pack(closed))
 
 
-def create_checkpoint(session: BinarySession, request: Request) -> None:
+def create_checkpoint(session: BinarySession, request: RequestFrame) -> None:
     """Return the ids of an active vBucket's open checkpoint and of its last persisted one."""
     session.locate(request)
-    opened = last_closed(session.services.tap, request.number) + 1
+    opened = last_closed(session.services.tap, request.vbucket) + 1
     ids = [TAP_CHECKPOINT_VALUE.pack(number) for number in (opened, PERSISTED_CHECKPOINT)]
     session.reply(request, value=b"".join(ids))
 
@@ -320,7 +321,7 @@ _WORD_MAX_BYTES = 32
 _OF_SOURCES = frozenset({b"list", b"record", b"records", b"purged"})
 
 
-def xdcr(session: BinarySession, request: Request) -> None:
+def xdcr(session: BinarySession, request: RequestFrame) -> None:
     """Carry out a verb; commands behind it wait for its answer."""
     if request.key not in _OF_SOURCES:
         word = request.key[:_WORD_MAX_BYTES].decode("latin-1")

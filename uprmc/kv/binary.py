@@ -15,7 +15,6 @@ anything; its frame stays in the input and is carried out again once the value h
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 from zlib import crc32
 
 from uprmc.core.serving import Line, Serving, binary_serving, line
@@ -55,6 +54,7 @@ from uprmc.protocol.header import (
     MERGED_REQUEST_HEADER,
     MERGED_RESPONSE_BEGIN,
     MERGED_RESPONSE_HEADER,
+    RequestFrame,
     pack_response,
     request_head,
     response_head,
@@ -74,22 +74,6 @@ from uprmc.protocol.opcodes import (
 )
 from uprmc.protocol.tap import PUSHED
 from uprmc.record import EXPIRY, READ_PLAIN, READ_PLAIN_FOREVER, TAIL_BYTES, expiry_bytes, tail_at
-
-# --- requests -----------------------------------------------------------------------------------
-
-
-class Request(NamedTuple):
-    """The fields of one request; `number` is the vBucket, from the key or from the header."""
-
-    opcode: int
-    number: int
-    opaque: int
-    cas: int
-    datatype: int
-    extras: bytes
-    key: bytes
-    value: bytes
-
 
 #: Versions created elsewhere, which may have to be compared with tombstones on disk.
 _WITH_META = frozenset(
@@ -387,15 +371,15 @@ class BinarySession(Conversation):
             return -needed
         body = data[position + HEADER_BYTES : position + needed]
         key = body[extras_length : extras_length + key_length]
-        request = Request(
+        request = RequestFrame(
             opcode,
+            key,
+            body[:extras_length],
+            body[extras_length + key_length :],
             self._number_in(opcode, number, key),
             opaque,
             cas,
             datatype,
-            body[:extras_length],
-            key,
-            body[extras_length + key_length :],
         )
         if too_large:
             return self._refuse_large_value(request, length, size - position)
@@ -435,7 +419,7 @@ class BinarySession(Conversation):
         """Return the vBucket of a request."""
         return self.number_of(number, key)
 
-    def _carry_out(self, request: Request) -> bool:
+    def _carry_out(self, request: RequestFrame) -> bool:
         """Run the command; ``False`` if it must be run again later."""
         door = self.services.door
         if door is not None and request.opcode in MANAGEMENT:
@@ -514,7 +498,7 @@ class BinarySession(Conversation):
         super().connection_lost()
         self._end_push()
 
-    def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
+    def _refuse_large_value(self, request: RequestFrame, length: int, available: int) -> int:
         if request.opcode in STORE_OPCODES:
             refuse_too_large(self, request)
         else:
@@ -558,7 +542,7 @@ class BinarySession(Conversation):
 
     # --- what commands use ----------------------------------------------------------------------
 
-    def open_upr(self, opening: Request, flags: int) -> None:
+    def open_upr(self, opening: RequestFrame, flags: int) -> None:
         """Answer an OPEN and let a session that knows streams carry the conversation on."""
         raise NotImplementedError  # abstract
 
@@ -573,13 +557,13 @@ class BinarySession(Conversation):
         """
         return self.bucket.vbucket_of(key) if self.by_key and key else number
 
-    def locate(self, request: Request) -> VBucket:
+    def locate(self, request: RequestFrame) -> VBucket:
         """Return the request's vBucket; raises as `Bucket.locate`."""
-        return self.bucket.locate(request.number)
+        return self.bucket.locate(request.vbucket)
 
     def reply(
         self,
-        request: Request,
+        request: RequestFrame,
         status: Status = Status.SUCCESS,
         *,
         extras: bytes = b"",
@@ -605,7 +589,7 @@ class BinarySession(Conversation):
         self._send(header + extras + key, value)
 
     def succeed(
-        self, request: Request, *, extras: bytes = b"", value: bytes = b"", cas: int = 0
+        self, request: RequestFrame, *, extras: bytes = b"", value: bytes = b"", cas: int = 0
     ) -> None:
         """Answer success, unless the request is a quiet one."""
         if request.opcode not in QUIET:
@@ -613,7 +597,7 @@ class BinarySession(Conversation):
 
     def changed(
         self,
-        request: Request,
+        request: RequestFrame,
         vbucket: VBucket,
         cas: int,
         *,
@@ -625,7 +609,7 @@ class BinarySession(Conversation):
             extras = MUTATION_SEQNO_EXTRAS.pack(vbucket.failover_log[0].uuid, vbucket.high_seqno)
         self.succeed(request, extras=extras, value=value, cas=cas)
 
-    def miss(self, request: Request, *, with_key: bool) -> None:
+    def miss(self, request: RequestFrame, *, with_key: bool) -> None:
         """Answer a miss, unless the request is a quiet one; getk and gatk repeat the key."""
         if request.opcode in QUIET:
             return
@@ -660,7 +644,7 @@ def _error_reply(opcode: int, status: Status, opaque: int, text: bytes) -> bytes
 
 
 #: Carries out a request.
-Handler = Callable[[BinarySession, Request], None]
+Handler = Callable[[BinarySession, RequestFrame], None]
 
 
 # --- every command by its opcode ----------------------------------------------------------------

@@ -32,9 +32,10 @@ from uprmc.protocol.opcodes import DataType, Feature, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import OPEN_EXTRAS, TERM_EXTRAS, encode_failover_log
 
 if TYPE_CHECKING:
-    from uprmc.kv.binary import BinarySession, Handler, Request
+    from uprmc.kv.binary import BinarySession, Handler
+    from uprmc.protocol.header import RequestFrame
 
-    _AtDoor = Callable[[BinarySession, Request, Door], None]
+    _AtDoor = Callable[[BinarySession, RequestFrame, Door], None]
 
 # --- the connection and the server --------------------------------------------------------------
 
@@ -62,29 +63,29 @@ _GRANTED = frozenset(
 )
 
 
-def noop(session: BinarySession, request: Request) -> None:
+def noop(session: BinarySession, request: RequestFrame) -> None:
     """Confirm that everything before has been answered."""
     session.reply(request)
 
 
-def version(session: BinarySession, request: Request) -> None:
+def version(session: BinarySession, request: RequestFrame) -> None:
     """Answer the version."""
     session.reply(request, value=session.services.version)
 
 
-def quit_(session: BinarySession, request: Request) -> None:
+def quit_(session: BinarySession, request: RequestFrame) -> None:
     """Close the connection; quitq sends no reply."""
     session.succeed(request)
     session.close()
 
 
-def verbosity(session: BinarySession, request: Request) -> None:
+def verbosity(session: BinarySession, request: RequestFrame) -> None:
     """Change how much is logged."""
     session.services.set_verbosity(VERBOSITY_EXTRAS.unpack(request.extras)[0])
     session.reply(request)
 
 
-def hello(session: BinarySession, request: Request) -> None:
+def hello(session: BinarySession, request: RequestFrame) -> None:
     """Grant the features we have, in the order asked, each once."""
     asked = dict.fromkeys(decode_hello(request.value))
     granted = [number for number in asked if number in _GRANTED]
@@ -98,7 +99,7 @@ def hello(session: BinarySession, request: Request) -> None:
     session.reply(request, value=encode_hello(granted))
 
 
-def get_error_map(session: BinarySession, request: Request) -> None:
+def get_error_map(session: BinarySession, request: RequestFrame) -> None:
     """Tell what each status means for a program."""
     if len(request.value) != ERROR_MAP_VERSION.size:
         raise InvalidArguments
@@ -108,7 +109,7 @@ def get_error_map(session: BinarySession, request: Request) -> None:
     session.reply(request, value=error_map(newest), datatype=DataType.JSON)
 
 
-def stat(session: BinarySession, request: Request) -> None:
+def stat(session: BinarySession, request: RequestFrame) -> None:
     """Answer one packet for each statistic of a group, then an empty one."""
     words = " ".join(request.key.decode("latin-1").split())
     rows: StatRows | None
@@ -161,7 +162,7 @@ _AUTHENTICATED = b"Authenticated"
 
 def _at_the_door(command: _AtDoor) -> Handler:
     @wraps(command)
-    def handler(session: BinarySession, request: Request) -> None:
+    def handler(session: BinarySession, request: RequestFrame) -> None:
         door = session.services.door
         if door is None:
             session.reply(request, Status.UNKNOWN_COMMAND)
@@ -174,13 +175,13 @@ def _at_the_door(command: _AtDoor) -> Handler:
 
 
 @_at_the_door
-def list_mechanisms(session: BinarySession, request: Request, door: Door) -> None:
+def list_mechanisms(session: BinarySession, request: RequestFrame, door: Door) -> None:
     """Answer the mechanisms that this connection may use."""
     session.reply(request, value=listed(plain=door.plain))
 
 
 @_at_the_door
-def authenticate(session: BinarySession, request: Request, door: Door) -> None:
+def authenticate(session: BinarySession, request: RequestFrame, door: Door) -> None:
     """Begin a login; with PLAIN that is all of it."""
     door.exchange = None
     mechanism = mechanism_named(request.key)
@@ -200,7 +201,7 @@ def authenticate(session: BinarySession, request: Request, door: Door) -> None:
 
 
 @_at_the_door
-def step(session: BinarySession, request: Request, door: Door) -> None:
+def step(session: BinarySession, request: RequestFrame, door: Door) -> None:
     """Take the proof of a login by SCRAM."""
     begun, door.exchange = door.exchange, None
     mechanism = mechanism_named(request.key)
@@ -216,7 +217,7 @@ def step(session: BinarySession, request: Request, door: Door) -> None:
         _admit(session, request, door, exchange.username, proof)
 
 
-def _check_plain(session: BinarySession, request: Request, door: Door) -> None:
+def _check_plain(session: BinarySession, request: RequestFrame, door: Door) -> None:
     parts = request.value.split(b"\0")
     try:
         acts_for, name, password = (part.decode() for part in parts)
@@ -244,7 +245,7 @@ def _check_plain(session: BinarySession, request: Request, door: Door) -> None:
 
 def _admit(
     session: BinarySession,
-    request: Request,
+    request: RequestFrame,
     door: Door,
     name: str,
     value: bytes,
@@ -266,7 +267,7 @@ def _admit(
 
 def _put_off(
     session: BinarySession,
-    request: Request,
+    request: RequestFrame,
     door: Door,
     resume: Callable[[], None],
 ) -> None:
@@ -287,7 +288,7 @@ def _stay_out(session: BinarySession, door: Door, resume: Callable[[], None]) ->
 
 def _refuse(
     session: BinarySession,
-    request: Request,
+    request: RequestFrame,
     door: Door,
     name: str,
     reason: str,
@@ -330,7 +331,7 @@ _KNOWN_FLAGS = (
 )
 
 
-def open_(session: BinarySession, request: Request) -> None:
+def open_(session: BinarySession, request: RequestFrame) -> None:
     """Turn the connection into a UPR connection."""
     _, flags = OPEN_EXTRAS.unpack(request.extras)
     if len(request.key) > NAME_MAX_BYTES:
@@ -340,23 +341,23 @@ def open_(session: BinarySession, request: Request) -> None:
     session.open_upr(request, flags)
 
 
-def get_failover_log(session: BinarySession, request: Request) -> None:
+def get_failover_log(session: BinarySession, request: RequestFrame) -> None:
     """Answer a vBucket's failover log; before OPEN only to modern peers."""
     if not session.greeted:
         raise OutOfPlace("a failover log was requested before OPEN")
-    vbucket = session.bucket.vbuckets.get(request.number)
+    vbucket = session.bucket.vbuckets.get(request.vbucket)
     if vbucket is None:
-        raise NotMyVBucket(request.number)
+        raise NotMyVBucket(request.vbucket)
     send_failover_log(session, request, vbucket)
 
 
-def send_failover_log(session: BinarySession, request: Request, vbucket: VBucket) -> None:
+def send_failover_log(session: BinarySession, request: RequestFrame, vbucket: VBucket) -> None:
     """Answer a vBucket's failover log, with its term if terms were granted."""
     extras = TERM_EXTRAS.pack(vbucket.term) if session.with_terms else b""
     session.reply(request, extras=extras, value=encode_failover_log(vbucket.failover_log))
 
 
-def out_of_place(session: BinarySession, request: Request) -> None:
+def out_of_place(session: BinarySession, request: RequestFrame) -> None:
     """Close the connection, because the peer has not sent OPEN."""
     raise OutOfPlace(f"opcode {request.opcode:#04x} before OPEN")
 

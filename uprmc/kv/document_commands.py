@@ -61,7 +61,8 @@ from uprmc.record import FRONT, LIFE_BITS, TAIL, build, cas_of, tail_at, unpack
 from uprmc.upr.admission import locate
 
 if TYPE_CHECKING:
-    from uprmc.kv.binary import BinarySession, Handler, Request
+    from uprmc.kv.binary import BinarySession, Handler
+    from uprmc.protocol.header import RequestFrame
 
 # --- reading ------------------------------------------------------------------------------------
 
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 _WITH_KEY = frozenset({Opcode.GETK, Opcode.GETKQ, Opcode.GATK, Opcode.GATKQ})
 
 
-def get(session: BinarySession, request: Request) -> None:
+def get(session: BinarySession, request: RequestFrame) -> None:
     """Answer get, getk and their quiet forms."""
     vbucket = session.locate(request)
     item = operations.get(session.bucket, vbucket, request.key)
@@ -79,7 +80,7 @@ def get(session: BinarySession, request: Request) -> None:
     _send_item(session, request, vbucket, item)
 
 
-def get_and_touch(session: BinarySession, request: Request) -> None:
+def get_and_touch(session: BinarySession, request: RequestFrame) -> None:
     """Answer gat, gatk and their quiet forms."""
     vbucket = session.locate(request)
     try:
@@ -90,19 +91,19 @@ def get_and_touch(session: BinarySession, request: Request) -> None:
     _send_item(session, request, vbucket, item)
 
 
-def touch(session: BinarySession, request: Request) -> None:
+def touch(session: BinarySession, request: RequestFrame) -> None:
     """Give a document another expiry time; the reply carries flags and CAS."""
     item = _touched(session, request, session.locate(request))
     session.reply(request, extras=GET_REPLY_EXTRAS.pack(item.flags), cas=item.cas)
 
 
-def _touched(session: BinarySession, request: Request, vbucket: VBucket) -> Item:
+def _touched(session: BinarySession, request: RequestFrame, vbucket: VBucket) -> Item:
     (exptime,) = TOUCH_EXTRAS.unpack(request.extras)
     expiry = absolute_expiry(exptime, session.now())
     return operations.touch(session.bucket, vbucket, request.key, expiry)
 
 
-def get_and_lock(session: BinarySession, request: Request) -> None:
+def get_and_lock(session: BinarySession, request: RequestFrame) -> None:
     """Lock a document and return it with the CAS that opens the lock."""
     settings = session.bucket.settings.engine
     seconds = GET_LOCK_EXTRAS.unpack(request.extras)[0] if request.extras else 0
@@ -119,7 +120,7 @@ def get_and_lock(session: BinarySession, request: Request) -> None:
     )
 
 
-def unlock(session: BinarySession, request: Request) -> None:
+def unlock(session: BinarySession, request: RequestFrame) -> None:
     """Open a lock early."""
     vbucket = session.locate(request)
     try:
@@ -131,7 +132,7 @@ def unlock(session: BinarySession, request: Request) -> None:
     session.reply(request, value=b"UNLOCKED")
 
 
-def _send_item(session: BinarySession, request: Request, vbucket: VBucket, item: Item) -> None:
+def _send_item(session: BinarySession, request: RequestFrame, vbucket: VBucket, item: Item) -> None:
     assert item.value is not None
     session.reply(
         request,
@@ -172,7 +173,7 @@ STORE_OPCODES = frozenset(
 )
 
 
-def store(session: BinarySession, request: Request) -> None:
+def store(session: BinarySession, request: RequestFrame) -> None:
     """Carry out set, add and replace."""
     if session.exceeds_item_limit(len(request.key), len(request.value)):
         refuse_too_large(session, request)
@@ -194,7 +195,7 @@ def store(session: BinarySession, request: Request) -> None:
     session.changed(request, vbucket, item.cas)
 
 
-def extend(session: BinarySession, request: Request) -> None:
+def extend(session: BinarySession, request: RequestFrame) -> None:
     """Carry out append and prepend."""
     if session.exceeds_item_limit(len(request.key), len(request.value)):
         raise TooLarge(request.key)
@@ -211,7 +212,7 @@ def extend(session: BinarySession, request: Request) -> None:
     session.changed(request, vbucket, item.cas)
 
 
-def arithmetic(session: BinarySession, request: Request) -> None:
+def arithmetic(session: BinarySession, request: RequestFrame) -> None:
     """Carry out increment and decrement; creates a missing counter unless that is forbidden."""
     delta, initial, exptime = ARITHMETIC_EXTRAS.unpack(request.extras)
     up = QUIET.get(request.opcode, request.opcode) == Opcode.INCREMENT
@@ -230,14 +231,14 @@ def arithmetic(session: BinarySession, request: Request) -> None:
     session.changed(request, vbucket, item.cas, value=COUNTER_VALUE.pack(number))
 
 
-def delete(session: BinarySession, request: Request) -> None:
+def delete(session: BinarySession, request: RequestFrame) -> None:
     """Delete a document. memcached's reply has no CAS; that of present servers has, after HELLO."""
     vbucket = session.locate(request)
     tombstone = operations.delete(session.bucket, vbucket, request.key, request.cas)
     session.changed(request, vbucket, tombstone.cas if session.greeted else 0)
 
 
-def flush(session: BinarySession, request: Request) -> None:
+def flush(session: BinarySession, request: RequestFrame) -> None:
     """Delete everything, now or later. The answer to "now" means that it is on disk."""
     exptime = FLUSH_EXTRAS.unpack(request.extras)[0] if request.extras else 0
     bucket = session.bucket
@@ -257,7 +258,7 @@ def flush(session: BinarySession, request: Request) -> None:
     bucket.flush(at, answer)
 
 
-def refuse_too_large(session: BinarySession, request: Request) -> None:
+def refuse_too_large(session: BinarySession, request: RequestFrame) -> None:
     """Answer a store whose item exceeds the limit; a *set* also removes what was there.
 
     memcached does this, because the client wanted to replace that value. Append and replace remove
@@ -288,7 +289,7 @@ CHANGE_COMMANDS: dict[int, Handler] = {
 _NOT_YET_PERSISTED = (ObservedState.NOT_PERSISTED, ObservedState.LOGICALLY_DELETED)
 
 
-def observe(session: BinarySession, request: Request) -> None:
+def observe(session: BinarySession, request: RequestFrame) -> None:
     """Answer for each key whether its present version is on disk.
 
     The CAS of the reply estimates the milliseconds until everything is persisted (high half) and
@@ -334,12 +335,12 @@ def _observed(session: BinarySession, asked: ObservedKey) -> KeyObservation:
     return KeyObservation(*asked, state, item.cas)
 
 
-def observe_seqno(session: BinarySession, request: Request) -> None:
+def observe_seqno(session: BinarySession, request: RequestFrame) -> None:
     """Answer how far a vBucket is persisted, and whether the client's history is the newest."""
     if len(request.value) != OBSERVE_SEQNO_REQUEST.size:
         raise RemoteProtocolError("the value of observe-seqno is one vb_uuid")
     (uuid,) = OBSERVE_SEQNO_REQUEST.unpack(request.value)
-    vbucket = _observable(session, request.number)
+    vbucket = _observable(session, request.vbucket)
     log = vbucket.failover_log
     place = next((i for i, entry in enumerate(log) if entry.uuid == uuid), None)
     if place is None:
@@ -384,7 +385,7 @@ _SKIP_CONFLICT_RESOLUTION_2014 = 0x01
 # --- reading ------------------------------------------------------------------------------------
 
 
-def get_meta(session: BinarySession, request: Request) -> None:
+def get_meta(session: BinarySession, request: RequestFrame) -> None:
     """Answer a document's metadata, or its tombstone's; an expired document counts as deleted."""
     version = GET_META_EXTRAS.unpack(request.extras)[0] if request.extras else _PLAIN_META
     if version not in (_PLAIN_META, _WITH_DATATYPE):
@@ -405,14 +406,14 @@ def get_meta(session: BinarySession, request: Request) -> None:
     session.reply(request, extras=extras, cas=vbucket.visible_cas(request.key, cas))
 
 
-def get_version(session: BinarySession, request: Request) -> None:
+def get_version(session: BinarySession, request: RequestFrame) -> None:
     """Answer a document's newest version as a stream would send it, with its seqno.
 
     This works for every vBucket that can be streamed. It changes nothing: a document whose expiry
     has not been noticed is still alive, and a lock hides nothing.
     """
     (upto_seqno,) = GET_VERSION_EXTRAS.unpack(request.extras)
-    vbucket = locate(session.bucket, request.number, 0)
+    vbucket = locate(session.bucket, request.vbucket, 0)
     record = _newest(session, vbucket, request.key)
     if record is None:
         extras = GET_VERSION_MISS_EXTRAS.pack(vbucket.purge_seqno)
@@ -449,18 +450,20 @@ def _newest(session: BinarySession, vbucket: VBucket, key: bytes) -> bytes | Non
 # --- versions made elsewhere --------------------------------------------------------------------
 
 
-def store_with_meta(session: BinarySession, request: Request) -> None:
+def store_with_meta(session: BinarySession, request: RequestFrame) -> None:
     """Carry out set and add with metadata."""
     loud = QUIET.get(request.opcode, request.opcode)
     _accept(session, request, Life.LIVE, add=loud == Opcode.ADD_WITH_META)
 
 
-def delete_with_meta(session: BinarySession, request: Request) -> None:
+def delete_with_meta(session: BinarySession, request: RequestFrame) -> None:
     """Carry out delete with metadata; creates a tombstone even if there was no document."""
     _accept(session, request, Life.DELETED)
 
 
-def _accept(session: BinarySession, request: Request, life: Life, *, add: bool = False) -> None:
+def _accept(
+    session: BinarySession, request: RequestFrame, life: Life, *, add: bool = False
+) -> None:
     meta = decode_with_meta(request.extras)
     value, origin = _split(request.value, meta.nmeta)
     if life and value:
@@ -518,7 +521,7 @@ def _split(value: bytes, nmeta: int) -> tuple[bytes, Origin | None]:
 # --- changes that tell their metadata -----------------------------------------------------------
 
 
-def return_meta(session: BinarySession, request: Request) -> None:
+def return_meta(session: BinarySession, request: RequestFrame) -> None:
     """Set, add or delete as clients do, and return the metadata of the result."""
     kind, flags, exptime = RETURN_META_EXTRAS.unpack(request.extras)
     vbucket = session.locate(request)

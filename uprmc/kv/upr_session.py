@@ -31,12 +31,18 @@ from uprmc.errors import (
     RollbackRequired,
     StreamNotFound,
 )
-from uprmc.kv.binary import BinarySession, Request
+from uprmc.kv.binary import BinarySession
 from uprmc.kv.refusals import REFUSALS, refusal_of
 from uprmc.kv.roles import Door, require
 from uprmc.login.users import Role
 from uprmc.protocol.control import MANAGE, WATERMARKS
-from uprmc.protocol.header import ResponseFrame, encode_request, encode_response, unpack_request
+from uprmc.protocol.header import (
+    RequestFrame,
+    ResponseFrame,
+    encode_request,
+    encode_response,
+    unpack_request,
+)
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_RESPONSE, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE, check_deletion, decode_term
 from uprmc.protocol.upr_many import (
@@ -63,7 +69,7 @@ from uprmc.protocol.watermarks_many import (
     encode_refused,
 )
 from uprmc.upr.consumer import Consumer
-from uprmc.upr.peer import Answer, Due, Negotiated, Peer, UprRequest
+from uprmc.upr.peer import Answer, Due, Negotiated, Peer
 from uprmc.upr.producer import Producer
 
 # --- many streams at once -----------------------------------------------------------------------
@@ -73,7 +79,7 @@ from uprmc.upr.producer import Producer
 ANSWERED_AT_ONCE = 64
 
 
-def answers_to_starts(producer: Producer, request: UprRequest) -> Iterator[bytes]:
+def answers_to_starts(producer: Producer, request: RequestFrame) -> Iterator[bytes]:
     """Start streams; yield answers, and an empty piece where others are to have their turn.
 
     Raises:
@@ -120,7 +126,7 @@ TAKEN_AT_ONCE = 128
 _OUTPACED_AS_REPORTS = 4
 
 
-def answers_to_reports(producer: Producer, request: UprRequest) -> Iterator[bytes]:
+def answers_to_reports(producer: Producer, request: RequestFrame) -> Iterator[bytes]:
     """Take reports; yield the answer, and an empty piece where others are to have their turn.
 
     If there is a new row, the last answer comes by way of the registration, once that is on disk.
@@ -132,7 +138,7 @@ def answers_to_reports(producer: Producer, request: UprRequest) -> Iterator[byte
 
 
 def _answers_to(
-    producer: Producer, request: UprRequest, head: ReportsHead, reports: Sequence[OneReport]
+    producer: Producer, request: RequestFrame, head: ReportsHead, reports: Sequence[OneReport]
 ) -> Iterator[bytes]:
     registration = producer.registration
     refused: list[UnacceptedReport] = []
@@ -217,7 +223,7 @@ _OF_ROWS = frozenset({Opcode.UPR_CONTROL, Opcode.HWT_REPORT, Opcode.HWT_REPORTS}
 _DELETIONS = frozenset({Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION})
 
 #: What carries out a request for many vBuckets; raises what refuses it as a whole.
-Answers = Callable[[Producer, UprRequest], Iterator[bytes]]
+Answers = Callable[[Producer, RequestFrame], Iterator[bytes]]
 
 _MANY: dict[int, Answers] = {
     Opcode.STREAM_REQUESTS: answers_to_starts,
@@ -229,18 +235,17 @@ def _side(
     before: BinarySession,
     wake: Callable[[], None],
     hang_up: Callable[[str], None],
-    opening: Request,
+    opening: RequestFrame,
     flags: int,
 ) -> Peer:
     """Return the side of the conversation that the flags of an OPEN ask us to take."""
     hub = before.services.upr
-    request = UprRequest(opening.opcode, 0, opening.opaque, opening.extras, opening.key)
     if not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER):
-        return Consumer(hub, request, wake, hang_up)
+        return Consumer(hub, opening, wake, hang_up)
     negotiated = Negotiated(
         before.greeted, before.datatypes, before.with_terms, before.with_origins
     )
-    return Producer(hub, request, flags, negotiated, wake, hang_up)
+    return Producer(hub, opening, flags, negotiated, wake, hang_up)
 
 
 class UprSession(BinarySession):
@@ -260,7 +265,7 @@ class UprSession(BinarySession):
     )
 
     def __init__(
-        self, before: BinarySession, wake: Callable[[], None], opening: Request, flags: int
+        self, before: BinarySession, wake: Callable[[], None], opening: RequestFrame, flags: int
     ) -> None:
         """Take over from `before`, which got `opening` with `flags`."""
         super().__init__(before.services, wake, by_key=before.by_key)
@@ -392,10 +397,10 @@ class UprSession(BinarySession):
         stream = self.peer.stream_of(number, opaque)
         return self.peer.take_run(data, position, stream) - position if stream is not None else 0
 
-    def _refuse_large_value(self, request: Request, length: int, available: int) -> int:
+    def _refuse_large_value(self, request: RequestFrame, length: int, available: int) -> int:
         """See `BinarySession`; a change that is left out would go unnoticed."""
         if isinstance(self.peer, Consumer) and request.opcode == Opcode.UPR_MUTATION:
-            self.close(f"a document of vBucket {request.number} is above kv.max_item_bytes")
+            self.close(f"a document of vBucket {request.vbucket} is above kv.max_item_bytes")
         return super()._refuse_large_value(request, length, available)
 
     def _number_in(self, opcode: int, number: int, key: bytes) -> int:
@@ -403,7 +408,7 @@ class UprSession(BinarySession):
         mine = opcode in _FRAMES or opcode in _OF_PRODUCERS or opcode == Opcode.VBUCKET_FACTS
         return number if mine else super()._number_in(opcode, number, key)
 
-    def _carry_out(self, request: Request) -> bool:
+    def _carry_out(self, request: RequestFrame) -> bool:
         """See `BinarySession`."""
         opcode, door = request.opcode, self.services.door
         if door is not None and opcode in _OF_ROWS and not self._may_change_rows(door, request):
@@ -421,7 +426,7 @@ class UprSession(BinarySession):
         try:
             if opcode in _DELETIONS:
                 check_deletion(request.extras, request.value)
-            answer = self.peer.handle(_passed_on(request))
+            answer = self.peer.handle(request)
         except OutOfPlace as error:
             self.close(str(error))
         except Outpaced as error:
@@ -443,7 +448,7 @@ class UprSession(BinarySession):
                 self.reply(request, extras=answer.extras, value=answer.value)
         return True
 
-    def _may_change_rows(self, door: Door, request: Request) -> bool:
+    def _may_change_rows(self, door: Door, request: RequestFrame) -> bool:
         """Refuse to change the watermarks of others, but to managers; note who removes any."""
         opcode, key = request.opcode, request.key
         try:
@@ -452,7 +457,7 @@ class UprSession(BinarySession):
                     require(door, Role.MANAGE, "UPR_CONTROL uprmc_hwt=manage")
                 return True
             removes = _operation(request) == OP_REMOVE
-            where = f" vb_{request.number}" if opcode == Opcode.HWT_REPORT else ""
+            where = f" vb_{request.vbucket}" if opcode == Opcode.HWT_REPORT else ""
             name = key[:ID_MAX_BYTES].decode("utf-8", "replace")
             action = f"{Opcode(opcode).name} {'remove' if removes else 'set'} {name}{where}"
             manages = isinstance(self.peer, Producer) and self.peer.options.manages
@@ -466,35 +471,22 @@ class UprSession(BinarySession):
             return False
         return True
 
-    def _answer_many(self, answers: Answers, request: Request) -> None:
+    def _answer_many(self, answers: Answers, request: RequestFrame) -> None:
         """Carry out a request for many vBuckets, a part in each turn."""
         assert isinstance(self.peer, Producer)
         try:
-            replies = answers(self.peer, _passed_on(request))
+            replies = answers(self.peer, request)
         except REFUSALS as error:
             self._refuse(request.opcode, request.opaque, error)
         else:
             self.send_from(replies)
 
 
-def _operation(request: Request) -> int:
+def _operation(request: RequestFrame) -> int:
     """Return what a report does to its rows."""
     if request.opcode == Opcode.HWT_REPORT:
         return decode_report(request.extras).op
     return int(REPORTS_EXTRAS.unpack(request.extras)[2])
-
-
-def _passed_on(request: Request) -> UprRequest:
-    return UprRequest(
-        request.opcode,
-        request.number,
-        request.opaque,
-        request.extras,
-        request.key,
-        request.value,
-        request.cas,
-        request.datatype,
-    )
 
 
 def _agree(session: BinarySession, before: BinarySession) -> None:
@@ -518,7 +510,7 @@ class ClientSession(BinarySession):
         _agree(successor, self)
         self._become(successor)
 
-    def open_upr(self, opening: Request, flags: int) -> None:
+    def open_upr(self, opening: RequestFrame, flags: int) -> None:
         """Answer the OPEN and let a `UprSession` carry the conversation on.
 
         Which role it needs depends on who will send the changes.

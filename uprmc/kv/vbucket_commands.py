@@ -90,7 +90,8 @@ from uprmc.remote.ranges import named
 from uprmc.upr.replication import Replication
 
 if TYPE_CHECKING:
-    from uprmc.kv.binary import BinarySession, Handler, Request
+    from uprmc.kv.binary import BinarySession, Handler
+    from uprmc.protocol.header import RequestFrame
 
 # --- waiting for a seqno ------------------------------------------------------------------------
 
@@ -101,7 +102,7 @@ class SeqnoWait:
     __slots__ = ("_asked", "_deadline", "_request", "_seqno", "_session", "_vbucket")
 
     def __init__(
-        self, session: BinarySession, request: Request, vbucket: VBucket, seqno: int
+        self, session: BinarySession, request: RequestFrame, vbucket: VBucket, seqno: int
     ) -> None:
         self._session: BinarySession | None = session
         self._request = request
@@ -184,19 +185,19 @@ _RANDOM_DEPTH = 1_000
 # --- states -------------------------------------------------------------------------------------
 
 
-def set_vbucket(session: BinarySession, request: Request) -> None:
+def set_vbucket(session: BinarySession, request: RequestFrame) -> None:
     """Set the state of a vBucket, creating it if it does not exist."""
     session.services.control.check_token(request.cas)
     if len(request.extras) == SET_VBUCKET_SHORT_EXTRAS.size and request.value:
         json_object(request.value)  # its data about other nodes is not used here
     state = decode_vbucket_state(request.extras, request.value)
-    _warm(session.bucket).set_state(request.number, state)
+    _warm(session.bucket).set_state(request.vbucket, state)
     session.reply(request)
 
 
-def get_vbucket(session: BinarySession, request: Request) -> None:
+def get_vbucket(session: BinarySession, request: RequestFrame) -> None:
     """Answer a vBucket's state. An old client sends the number as text in the key."""
-    number = _number_in(request.key) if request.key else request.number
+    number = _number_in(request.key) if request.key else request.vbucket
     state = _vbucket(session.bucket, number).state
     session.reply(request, value=GET_VBUCKET_REPLY.pack(state))
 
@@ -207,7 +208,7 @@ def _number_in(key: bytes) -> int:
     return int(key)
 
 
-def delete_vbucket(session: BinarySession, request: Request) -> None:
+def delete_vbucket(session: BinarySession, request: RequestFrame) -> None:
     """Remove a dead vBucket; the answer means that it is gone from disk too."""
     session.services.control.check_token(request.cas)
     if request.value not in _DELETE_WAITS:
@@ -220,7 +221,7 @@ def delete_vbucket(session: BinarySession, request: Request) -> None:
         resume()
 
     try:
-        bucket.remove(request.number, answer)
+        bucket.remove(request.vbucket, answer)
     except CommandError:
         resume()
         raise
@@ -229,7 +230,7 @@ def delete_vbucket(session: BinarySession, request: Request) -> None:
 # --- order --------------------------------------------------------------------------------------
 
 
-def all_seqnos(session: BinarySession, request: Request) -> None:
+def all_seqnos(session: BinarySession, request: RequestFrame) -> None:
     """Answer the high seqno of each active vBucket, and the last complete seqno of others."""
     states = _states_asked(request.extras)
     vbuckets = sorted(_warm(session.bucket).vbuckets.items())
@@ -264,12 +265,12 @@ def _safe_seqno(vbucket: VBucket) -> int:
     return last_complete_seqno(vbucket.high_seqno, vbucket.snapshot)
 
 
-def failover_log(session: BinarySession, request: Request) -> None:
+def failover_log(session: BinarySession, request: RequestFrame) -> None:
     """Answer a vBucket's failover log, whatever its state."""
-    send_failover_log(session, request, _vbucket(session.bucket, request.number))
+    send_failover_log(session, request, _vbucket(session.bucket, request.vbucket))
 
 
-def tell_terms(session: BinarySession, request: Request) -> None:
+def tell_terms(session: BinarySession, request: RequestFrame) -> None:
     """Learn of promotions elsewhere from somebody who shares a vBucket's history.
 
     As a stream request with a higher term teaches it (`upr.produce.admission.check_term`).
@@ -292,12 +293,12 @@ def tell_terms(session: BinarySession, request: Request) -> None:
     session.reply(request)
 
 
-def seqno_persistence(session: BinarySession, request: Request) -> None:
+def seqno_persistence(session: BinarySession, request: RequestFrame) -> None:
     """Answer when everything up to a seqno is on disk, or that it took too long."""
     (seqno,) = SEQNO_PERSISTENCE_EXTRAS.unpack(request.extras)
-    vbucket = _warm(session.bucket).vbuckets.get(request.number)
+    vbucket = _warm(session.bucket).vbuckets.get(request.vbucket)
     if vbucket is None:
-        raise NotMyVBucket(request.number)
+        raise NotMyVBucket(request.vbucket)
     if session.bucket.flusher.durable_seqno(vbucket) >= seqno:
         session.reply(request)
         return
@@ -309,14 +310,14 @@ def seqno_persistence(session: BinarySession, request: Request) -> None:
 # --- documents ----------------------------------------------------------------------------------
 
 
-def get_replica(session: BinarySession, request: Request) -> None:
+def get_replica(session: BinarySession, request: RequestFrame) -> None:
     """Answer a replica's version of a document; an expired one is a miss and stays as it is."""
     bucket = session.bucket
     if not bucket.traffic:
         raise TemporaryFailure("clients are not admitted")
-    vbucket = bucket.vbuckets.get(request.number)
+    vbucket = bucket.vbuckets.get(request.vbucket)
     if vbucket is None or vbucket.state != VBucketState.REPLICA:
-        raise NotMyVBucket(request.number)
+        raise NotMyVBucket(request.vbucket)
     item = vbucket.table.find(request.key)
     if item is None or not vbucket.is_live(item):
         session.reply(request, Status.KEY_NOT_FOUND)
@@ -327,7 +328,7 @@ def get_replica(session: BinarySession, request: Request) -> None:
     _send_document(session, request, item, item.cas)
 
 
-def evict_key(session: BinarySession, request: Request) -> None:
+def evict_key(session: BinarySession, request: RequestFrame) -> None:
     """Drop a document's value from memory, if it is on disk."""
     vbucket = session.locate(request)
     item = vbucket.find(request.key)
@@ -343,7 +344,7 @@ def evict_key(session: BinarySession, request: Request) -> None:
         session.reply(request, value=b"Ejected.")
 
 
-def get_keys(session: BinarySession, request: Request) -> None:
+def get_keys(session: BinarySession, request: RequestFrame) -> None:
     """Answer a vBucket's keys in order, beginning with the given one."""
     vbucket = session.locate(request)
     count = GET_KEYS_EXTRAS.unpack(request.extras)[0] if request.extras else _KEYS_DEFAULT
@@ -353,7 +354,7 @@ def get_keys(session: BinarySession, request: Request) -> None:
     session.reply(request, value=encode_keys(nsmallest(count, keys)))
 
 
-def random_key(session: BinarySession, request: Request) -> None:
+def random_key(session: BinarySession, request: RequestFrame) -> None:
     """Answer a random document."""
     bucket = session.bucket
     if not bucket.traffic:
@@ -397,7 +398,7 @@ def _from(vbucket: VBucket, depth: int) -> Iterator[Item]:
     return map(unpack, chain(islice(records(), depth, None), islice(records(), depth)))
 
 
-def _send_document(session: BinarySession, request: Request, item: Item, cas: int) -> None:
+def _send_document(session: BinarySession, request: RequestFrame, item: Item, cas: int) -> None:
     assert item.value is not None
     session.reply(
         request,
@@ -446,7 +447,7 @@ VBUCKET_COMMANDS: dict[int, Handler] = {
 # --- compaction ---------------------------------------------------------------------------------
 
 
-def compact(session: BinarySession, request: Request) -> None:
+def compact(session: BinarySession, request: RequestFrame) -> None:
     """Drop what the request names; temporary failure if that was cancelled."""
     session.services.control.check_token(request.cas)
     before_s, upto_seqno, drop_deletes, padding = COMPACT_EXTRAS.unpack(request.extras)
@@ -470,15 +471,15 @@ def compact(session: BinarySession, request: Request) -> None:
         resume()
 
     rule = PurgeRule(before_s, upto_seqno, every, aged, forced)
-    session.bucket.compact(request.number, rule, answer)
+    session.bucket.compact(request.vbucket, rule, answer)
     resume = session.suspend()
 
 
-def _begin(session: BinarySession, request: Request, rule: PurgeRule) -> None:
+def _begin(session: BinarySession, request: RequestFrame, rule: PurgeRule) -> None:
     """Ask for a compaction that nobody waits for, unless it is asked for already."""
     bucket = session.bucket
-    if not bucket.compactor.is_queued(request.number, rule):
-        bucket.compact(request.number, rule, lambda _: None)
+    if not bucket.compactor.is_queued(request.vbucket, rule):
+        bucket.compact(request.vbucket, rule, lambda _: None)
     session.reply(request)
 
 
@@ -493,7 +494,7 @@ SLICE_RECORDS = 1_000
 SLICE_BYTES = 256 * 1024
 
 
-def acquire(session: BinarySession, request: Request) -> None:
+def acquire(session: BinarySession, request: RequestFrame) -> None:
     """Acquire a lease of vBuckets as they are now; the answer describes them."""
     if len(request.extras) == LEASE_ACQUIRE_EXTRAS.size:
         (lifetime_s,), spare = LEASE_ACQUIRE_EXTRAS.unpack(request.extras), 0
@@ -515,34 +516,34 @@ def acquire(session: BinarySession, request: Request) -> None:
     session.reply(request, extras=extras, value=encode_lease_grant(leased))
 
 
-def renew(session: BinarySession, request: Request) -> None:
+def renew(session: BinarySession, request: RequestFrame) -> None:
     """Change the remaining lifetime of a lease."""
     number, lifetime_s = LEASE_RENEW_EXTRAS.unpack(request.extras)
     granted_s = session.services.upr.leases.renew(number, lifetime_s)
     session.reply(request, extras=LEASE_GRANT_EXTRAS.pack(number, granted_s))
 
 
-def release(session: BinarySession, request: Request) -> None:
+def release(session: BinarySession, request: RequestFrame) -> None:
     """Release a lease."""
     (number,) = LEASE_RELEASE_EXTRAS.unpack(request.extras)
     session.services.upr.leases.release(number)
     session.reply(request)
 
 
-def rows(session: BinarySession, request: Request) -> None:
+def rows(session: BinarySession, request: RequestFrame) -> None:
     """Tell at which seqno of a lease's vBucket a number of changes is reached."""
     number, after, wanted = LEASE_ROWS_EXTRAS.unpack(request.extras)
     lease = session.services.upr.leases.find(number)
-    reading = lease.readings.get(request.number)
+    reading = lease.readings.get(request.vbucket)
     if reading is None:
-        raise NotMyVBucket(request.number)
+        raise NotMyVBucket(request.vbucket)
     if not wanted:
         raise InvalidArguments("0 rows")
     slices = reading.reached(after, wanted, SLICE_RECORDS, SLICE_BYTES)
     session.send_from(_counted(request, slices))
 
 
-def _counted(request: Request, slices: Iterator[tuple[int, int]]) -> Iterator[bytes]:
+def _counted(request: RequestFrame, slices: Iterator[tuple[int, int]]) -> Iterator[bytes]:
     """Yield nothing after each slice, so that others have their turn, and then the answer."""
     reached = (0, 0)
     try:
@@ -575,7 +576,7 @@ _NOT_ON_DISK = (
 )
 
 
-def replicate(session: BinarySession, request: Request) -> None:
+def replicate(session: BinarySession, request: RequestFrame) -> None:
     """Follow a source from now on, or stop following; answered when that is stored."""
     replication = _replication(session, request)
     (flags,) = REPLICATE_EXTRAS.unpack(request.extras)
@@ -596,7 +597,7 @@ def replicate(session: BinarySession, request: Request) -> None:
         )
 
 
-def take_over(session: BinarySession, request: Request) -> None:
+def take_over(session: BinarySession, request: RequestFrame) -> None:
     """Take vBuckets over from their active node; answered when each is decided."""
     replication = _replication(session, request)
     place, numbers = _place(request.key), decode_vbuckets(request.value)
@@ -613,7 +614,7 @@ def take_over(session: BinarySession, request: Request) -> None:
         replication.take_over(place, numbers, answer)
 
 
-def fail_over(session: BinarySession, request: Request) -> None:
+def fail_over(session: BinarySession, request: RequestFrame) -> None:
     """Make vBuckets active here; answered when their new branches are on disk."""
     replication = _replication(session, request)
     numbers = decode_vbuckets(request.value)
@@ -632,7 +633,7 @@ def fail_over(session: BinarySession, request: Request) -> None:
         replication.fail_over(numbers, answer)
 
 
-def raise_revision_floor(session: BinarySession, request: Request) -> None:
+def raise_revision_floor(session: BinarySession, request: RequestFrame) -> None:
     """Make new keys in an active vBucket outrank deletions that it never had."""
     _check_token(session, request)
     vbucket = session.locate(request)
@@ -660,7 +661,7 @@ def _suspended(session: BinarySession) -> Iterator[Callable[[], None]]:
 
 
 def _durable_answer(
-    session: BinarySession, request: Request, resume: Callable[[], None], value: bytes = b""
+    session: BinarySession, request: RequestFrame, resume: Callable[[], None], value: bytes = b""
 ) -> Callable[[bool], None]:
     def answer(durable: bool) -> None:
         if durable:
@@ -672,7 +673,7 @@ def _durable_answer(
     return answer
 
 
-def _replication(session: BinarySession, request: Request) -> Replication:
+def _replication(session: BinarySession, request: RequestFrame) -> Replication:
     """Return the object that carries it out, if this manager may ask for it."""
     _check_token(session, request)
     replication = session.services.replication
@@ -681,7 +682,7 @@ def _replication(session: BinarySession, request: Request) -> Replication:
     return replication
 
 
-def _check_token(session: BinarySession, request: Request) -> None:
+def _check_token(session: BinarySession, request: RequestFrame) -> None:
     try:
         session.services.control.check_token(request.cas)
     except KeyExists:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from construct import Bytes, Check, Const, Default, Int8ub, Int16ub, Int32ub, Int64ub, Rebuild
 from construct import Struct as Layout
@@ -189,9 +189,11 @@ def _encoded(
     return b"".join((header, extras, key, value))
 
 
-@dataclass(frozen=True, slots=True)
-class RequestFrame:
-    """One request. `vbucket` is only authoritative on the ``upr`` listener."""
+class RequestFrame(NamedTuple):
+    """One request.
+
+    `vbucket` is that of the header; where a node computes it from the key, it is that one.
+    """
 
     opcode: int
     key: bytes = b""

@@ -18,7 +18,7 @@ from functools import partial
 
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import SnapshotRange, VBucketState
-from uprmc.protocol.header import unpack_request
+from uprmc.protocol.header import RequestFrame, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, EndReason, MarkerFlag, Opcode, Status
 from uprmc.protocol.tap import TapOpaque
 from uprmc.protocol.upr import SET_VBUCKET_STATE_EXTRAS, STREAM_END_EXTRAS, decode_marker
@@ -27,7 +27,6 @@ from uprmc.tap_adapter.cursor import TapCursor
 from uprmc.tap_adapter.openings import Openings
 from uprmc.tap_adapter.translate import take_frame, translate_run
 from uprmc.tap_adapter.window import Settled, TapControl
-from uprmc.upr.peer import UprRequest
 
 _ITEMS = frozenset(map(int, (Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION)))
 _ASKS_ANSWER = int(MarkerFlag.ACK)
@@ -182,7 +181,7 @@ class TapFeed:
 
     # --- other frames: they say whether they are dealt with -------------------------------------
 
-    def _marker(self, stream: TapStream, request: UprRequest) -> bool:
+    def _marker(self, stream: TapStream, request: RequestFrame) -> bool:
         marker = decode_marker(request.extras, request.value)
         if stream.is_ended_by(marker):
             stream.whole = True
@@ -195,7 +194,7 @@ class TapFeed:
         self._checkpoints.announce(stream, is_new=is_new)
         return True
 
-    def _stream_end(self, stream: TapStream, request: UprRequest) -> bool:
+    def _stream_end(self, stream: TapStream, request: RequestFrame) -> bool:
         (reason,) = STREAM_END_EXTRAS.unpack(request.extras)
         conversation = self._conversation
         if reason == EndReason.OK and (conversation.dump or conversation.takeover):
@@ -207,7 +206,7 @@ class TapFeed:
             self._openings.ended(stream)
         return True
 
-    def _flush(self, stream: TapStream, request: UprRequest) -> bool:
+    def _flush(self, stream: TapStream, request: RequestFrame) -> bool:
         """TAP's own FLUSH would empty the whole bucket."""
         for command in (TapOpaque.INITIAL_VBUCKET_STREAM, TapOpaque.CLOSE_BACKFILL):
             self._conversation.send_queue.post(
@@ -215,7 +214,7 @@ class TapFeed:
             )
         return True
 
-    def _set_state(self, stream: TapStream, request: UprRequest) -> bool:
+    def _set_state(self, stream: TapStream, request: RequestFrame) -> bool:
         """The two steps of a takeover; the client was told to become pending at the beginning."""
         conversation = self._conversation
         (state,) = SET_VBUCKET_STATE_EXTRAS.unpack(request.extras)
@@ -338,7 +337,7 @@ def beginnings_first(pieces: list[bytes]) -> tuple[list[bytes], int]:
     return markers + others, len(markers)
 
 
-_HANDLERS: dict[int, Callable[[TapFeed, TapStream, UprRequest], bool]] = {
+_HANDLERS: dict[int, Callable[[TapFeed, TapStream, RequestFrame], bool]] = {
     Opcode.UPR_SNAPSHOT_MARKER: TapFeed._marker,
     Opcode.UPR_STREAM_END: TapFeed._stream_end,
     Opcode.UPR_FLUSH: TapFeed._flush,

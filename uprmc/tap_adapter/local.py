@@ -28,13 +28,13 @@ from uprmc.errors import (
     TemporaryFailure,
 )
 from uprmc.model import FailoverLog, Item, Life
-from uprmc.protocol.header import MERGED_REQUEST_HEADER, ResponseFrame, request_head
+from uprmc.protocol.header import MERGED_REQUEST_HEADER, RequestFrame, ResponseFrame, request_head
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import MUTATION_FRAME, ROLLBACK_VALUE, StreamRequest
 from uprmc.record import unpack
 from uprmc.tap_adapter.upstream import UpstreamVBucket
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import Negotiated, UprRequest
+from uprmc.upr.peer import Negotiated
 from uprmc.upr.producer import Producer
 
 #: Before the client's name in statistics, as ep-engine has it.
@@ -103,7 +103,7 @@ class LocalUpstream:
         if not hub.bucket.traffic:
             raise TemporaryFailure("warming up")
         flags = OpenFlag.PRODUCER if values else OpenFlag.PRODUCER | OpenFlag.NO_VALUE
-        opening = UprRequest(Opcode.UPR_OPEN, 0, 0, key=PREFIX + name)
+        opening = RequestFrame(Opcode.UPR_OPEN, PREFIX + name)
         self.closed = ""
         self._bucket = hub.bucket
         self._wake = wake
@@ -148,7 +148,9 @@ class LocalUpstream:
         done: Callable[[int, bytes], None],
     ) -> None:
         """See `upstream.Upstream`."""
-        asked = UprRequest(Opcode.UPR_STREAM_REQUEST, number, opaque, request.encode())
+        asked = RequestFrame(
+            Opcode.UPR_STREAM_REQUEST, extras=request.encode(), vbucket=number, opaque=opaque
+        )
         try:
             answer = self._producer.handle(asked)
         except RollbackRequired as error:
@@ -162,7 +164,7 @@ class LocalUpstream:
     def close_stream(self, number: int) -> None:
         """See `upstream.Upstream`."""
         try:
-            self._producer.handle(UprRequest(Opcode.UPR_CLOSE_STREAM, number, 0))
+            self._producer.handle(RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=number))
         except StreamNotFound:
             return  # it has ended by itself
 

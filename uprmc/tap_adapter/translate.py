@@ -36,7 +36,7 @@ from construct import Struct as Layout
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import Item
 from uprmc.protocol.derive import derive, derive_merged
-from uprmc.protocol.header import unpack_request
+from uprmc.protocol.header import RequestFrame, unpack_request
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, Opcode
 from uprmc.protocol.tap import (
     TAP_DELETE_FRAME,
@@ -59,7 +59,6 @@ from uprmc.protocol.upr import (
     frame_head,
     frame_place,
 )
-from uprmc.upr.peer import UprRequest
 
 # --- item messages --------------------------------------------------------------------------------
 # Single versions of documents as TAP messages, in the form that a client wants.
@@ -424,7 +423,7 @@ def _stream_of(head: bytes) -> tuple[int, int]:
     return vbucket, opaque
 
 
-def _message_of(request: UprRequest, sequence: int, form: TapForm) -> tuple[bytes, int, int]:
+def _message_of(request: RequestFrame, sequence: int, form: TapForm) -> tuple[bytes, int, int]:
     """Return an item's message, its seqno, and its revision if it is gone."""
     extras, value = request.extras, request.value
     if request.opcode != Opcode.UPR_MUTATION:
@@ -446,7 +445,7 @@ def _message_of(request: UprRequest, sequence: int, form: TapForm) -> tuple[byte
 # --- all other frames ---------------------------------------------------------------------------
 
 
-def take_frame(pieces: Sequence[bytes], place: int) -> tuple[UprRequest, int]:
+def take_frame(pieces: Sequence[bytes], place: int) -> tuple[RequestFrame, int]:
     """Take any one frame apart; return it and the place of the next one.
 
     Raises:
@@ -466,13 +465,13 @@ def take_frame(pieces: Sequence[bytes], place: int) -> tuple[UprRequest, int]:
     if left or magic != MAGIC_REQUEST or key_end > body_length:
         raise RemoteProtocolError(f"an incomplete frame: {pieces[place][:HEADER_BYTES].hex()}")
     body = b"".join(pieces[place:beyond])[HEADER_BYTES:]
-    request = UprRequest(
+    request = RequestFrame(
         opcode,
+        body[extras_length:key_end],
+        body[:extras_length],
+        body[key_end:],
         vbucket,
         opaque,
-        body[:extras_length],
-        body[extras_length:key_end],
-        body[key_end:],
         cas,
         datatype,
     )

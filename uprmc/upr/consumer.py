@@ -11,17 +11,16 @@ asks for a rollback, the consumer rolls back first, and then requests the stream
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from uprmc.errors import KeyExists, NotMyVBucket, OutOfPlace, StreamNotFound, TemporaryFailure
 from uprmc.model import Item, VBucketState
-from uprmc.protocol.header import ResponseFrame, encode_response
+from uprmc.protocol.header import RequestFrame, ResponseFrame, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ADD_STREAM_EXTRAS, ADD_STREAM_REPLY_EXTRAS
 from uprmc.remote import features
 from uprmc.upr.hub import Hub
 from uprmc.upr.intake import ReplicaState, ReplicaStream
-from uprmc.upr.peer import Answer, Due, UprRequest
+from uprmc.upr.peer import Answer, Due
 from uprmc.upr.receiver import Receiver
 
 #: A producer that says nothing for this many keep-alive intervals is given up.
@@ -39,7 +38,7 @@ class Consumer(Receiver):
     def __init__(
         self,
         hub: Hub,
-        opening: UprRequest,
+        opening: RequestFrame,
         wake: Callable[[], None],
         hang_up: Callable[[str], None],
     ) -> None:
@@ -90,11 +89,11 @@ class Consumer(Receiver):
         asked = features.SPLICED_REPLICA
         for each in asked.controls(buffer_bytes=self.hub.settings.consumer_buffer):
             opaque = 0 if each.key in asked.unnumbered else self.questions.new_opaque()
-            self.put(replace(each, opaque=opaque).encode())
+            self.put(each.encode(opaque))
 
     # --- from the manager -----------------------------------------------------------------------
 
-    def handle(self, request: UprRequest) -> Answer | None:
+    def handle(self, request: RequestFrame) -> Answer | None:
         """Carry out a frame; returns the answer, ``None`` if it has none (now).
 
         Raises:
@@ -112,7 +111,7 @@ class Consumer(Receiver):
         self.silence.broken = True
         super().answered(reply)
 
-    def _add_stream(self, request: UprRequest) -> None:
+    def _add_stream(self, request: RequestFrame) -> None:
         (flags,) = ADD_STREAM_EXTRAS.unpack(request.extras)
         bucket = self.hub.bucket
         if not bucket.traffic:
@@ -131,7 +130,7 @@ class Consumer(Receiver):
         self.streams[request.vbucket] = stream
         self.request(stream)
 
-    def _close_stream(self, request: UprRequest) -> Answer:
+    def _close_stream(self, request: RequestFrame) -> Answer:
         stream = self.streams.get(request.vbucket)
         if stream is None or stream.state is ReplicaState.DEAD:
             raise StreamNotFound(request.vbucket)
@@ -160,7 +159,7 @@ def _ignore(_: str) -> None:
     """Stand in for a session that is over."""
 
 
-_HANDLERS: dict[int, Callable[[Consumer, UprRequest], Answer | None]] = {
+_HANDLERS: dict[int, Callable[[Consumer, RequestFrame], Answer | None]] = {
     Opcode.UPR_ADD_STREAM: Consumer._add_stream,
     Opcode.UPR_CLOSE_STREAM: Consumer._close_stream,
     Opcode.UPR_STREAM_END: Consumer._stream_end,

@@ -16,6 +16,7 @@ from uprmc.engine.replica import NUMBER_MAX, apply, apply_all, outrank, take_his
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import InvalidArguments, RemoteProtocolError
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, Life, Origin, SnapshotRange
+from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, DataType, MarkerFlag, Opcode
 from uprmc.protocol.origins import ORIGIN_META_BYTES, ORIGIN_META_HEAD, decode_origin
 from uprmc.protocol.upr import (
@@ -31,7 +32,6 @@ from uprmc.protocol.upr import (
     frame_place,
 )
 from uprmc.record import FRONT, ORIGIN, ORIGIN_BYTES, RECORD_VERSION, TAIL, UNREAD
-from uprmc.upr.peer import UprRequest
 
 _DISK = int(MarkerFlag.DISK)
 _MUTATION = frame_head(Opcode.UPR_MUTATION)
@@ -313,7 +313,7 @@ def _is_origin(meta: bytes) -> bool:
     return _NO_NUMBER not in (meta[4:12], meta[12:])
 
 
-def mutation_of(request: UprRequest) -> Item:
+def mutation_of(request: RequestFrame) -> Item:
     """Return the version that a MUTATION brings.
 
     Raises:
@@ -336,7 +336,7 @@ def _origin_in(meta: bytes) -> Origin | None:
         return None
 
 
-def deletion_of(request: UprRequest, now: int) -> Item:
+def deletion_of(request: RequestFrame, now: int) -> Item:
     """Return the tombstone that a DELETION or EXPIRATION brings; one without a time is of `now`.
 
     Raises:

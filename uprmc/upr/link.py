@@ -64,7 +64,7 @@ from uprmc.remote.login import Login, login_in_turns, nonce_of
 from uprmc.remote.stream import StreamFault, judge
 from uprmc.upr.hub import Hub
 from uprmc.upr.intake import ReplicaState, ReplicaStream
-from uprmc.upr.peer import Answer, UprRequest
+from uprmc.upr.peer import Answer
 from uprmc.upr.receiver import Receiver
 from uprmc.upr.reporting import Reporting, take_table
 
@@ -379,10 +379,10 @@ class ReplicaLink(Receiver):
                 raise RemoteProtocolError(
                     f"a frame {opcode:#04x}: {status_text(refusal.status)} ({body_length} bytes)"
                 )
-            self._take(UprRequest(opcode, number, opaque, extras, key, value, cas, datatype))
+            self._take(RequestFrame(opcode, key, extras, value, number, opaque, cas, datatype))
         return end - position
 
-    def _take(self, request: UprRequest) -> None:
+    def _take(self, request: RequestFrame) -> None:
         handler = _HANDLERS.get(request.opcode)
         if handler is None:
             raise RemoteProtocolError(f"an unexpected frame {request.opcode:#04x}")
@@ -396,7 +396,7 @@ class ReplicaLink(Receiver):
             if answer is not None:
                 self.put(encode_response(request.opcode, opaque=request.opaque))
 
-    def _take_stray(self, request: UprRequest) -> None:
+    def _take_stray(self, request: RequestFrame) -> None:
         """Drop a frame of a stream that was left."""
         if self._left.get(request.opaque) != request.vbucket:
             raise RemoteProtocolError(
@@ -405,7 +405,7 @@ class ReplicaLink(Receiver):
         if request.opcode == Opcode.UPR_STREAM_END:
             del self._left[request.opaque]
 
-    def _check_value(self, request: UprRequest) -> None:
+    def _check_value(self, request: RequestFrame) -> None:
         if len(request.value) > self._max_value_bytes:
             raise RangeExceeded(f"{request.key!r} is larger than kv.max_item_bytes allows here")
 
@@ -416,7 +416,7 @@ class ReplicaLink(Receiver):
         except StreamFault as fault:
             raise RemoteProtocolError(str(fault)) from None
 
-    def _watermarks(self, request: UprRequest) -> None:
+    def _watermarks(self, request: RequestFrame) -> None:
         """Take what the source tells of its clients, between two snapshots."""
         stream = self._reading(request)
         if not stream.whole:
@@ -424,7 +424,7 @@ class ReplicaLink(Receiver):
         floors = control.FLOORS in self.granted
         take_table(request, stream.vbucket, self.hub, floors=floors)
 
-    def _tell_version(self, request: UprRequest, *, again: bool = True) -> None:
+    def _tell_version(self, request: RequestFrame, *, again: bool = True) -> None:
         """Answer what the source asks for because its own record of it is damaged."""
         number, key = request.vbucket, request.key
         stream = self.streams.get(number)
@@ -460,11 +460,11 @@ class ReplicaLink(Receiver):
             )
         )
 
-    def _tell_fetched(self, request: UprRequest, _: bool) -> None:
+    def _tell_fetched(self, request: RequestFrame, _: bool) -> None:
         if not self.closing and self.owner is not None:
             self._tell_version(request, again=False)
 
-    def _hand_over(self, request: UprRequest) -> None:
+    def _hand_over(self, request: RequestFrame) -> None:
         """Carry out SET_VBUCKET_STATE."""
         stream = self.stream_of(request.vbucket, request.opaque)
         if stream is not None:
@@ -783,7 +783,7 @@ def _reason_text(number: int) -> str:
         return f"reason {number}"
 
 
-_HANDLERS: dict[int, Callable[[ReplicaLink, UprRequest], Answer | None]] = {
+_HANDLERS: dict[int, Callable[[ReplicaLink, RequestFrame], Answer | None]] = {
     Opcode.UPR_STREAM_END: ReplicaLink._stream_end,
     Opcode.UPR_SNAPSHOT_MARKER: ReplicaLink._marker,
     Opcode.UPR_MUTATION: ReplicaLink._mutation,

@@ -10,20 +10,7 @@ from enum import Enum
 from typing import NamedTuple, Protocol
 
 from uprmc.model import Item
-from uprmc.protocol.header import ResponseFrame
-
-
-class UprRequest(NamedTuple):
-    """One request of the other end."""
-
-    opcode: int
-    vbucket: int
-    opaque: int
-    extras: bytes = b""
-    key: bytes = b""
-    value: bytes = b""
-    cas: int = 0
-    datatype: int = 0
+from uprmc.protocol.header import RequestFrame, ResponseFrame
 
 
 class Answer(NamedTuple):
@@ -55,7 +42,7 @@ class Peer(Protocol):
 
     name: bytes  # the connection's; a newer one of that name disconnects it
 
-    def handle(self, request: UprRequest) -> Answer | None:
+    def handle(self, request: RequestFrame) -> Answer | None:
         """Carry out a request; returns the answer, ``None`` if it has none now.
 
         Raises:

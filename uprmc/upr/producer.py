@@ -23,7 +23,7 @@ from uprmc.errors import (
     UnknownCommand,
 )
 from uprmc.model import FailoverLog, Item, VBucketState
-from uprmc.protocol.header import ResponseFrame, encode_request
+from uprmc.protocol.header import RequestFrame, ResponseFrame, encode_request
 from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, StreamFlag
 from uprmc.protocol.upr import (
     BUFFER_ACK_EXTRAS,
@@ -53,7 +53,7 @@ from uprmc.upr.admission import (
 from uprmc.upr.feed import Feed
 from uprmc.upr.hub import Hub
 from uprmc.upr.options import UprOptions, form_of, set_option
-from uprmc.upr.peer import Answer, Due, KeepAlive, Negotiated, UprRequest
+from uprmc.upr.peer import Answer, Due, KeepAlive, Negotiated
 from uprmc.upr.registration import ConnectedRows, Registration
 from uprmc.upr.stream import LeaseStream, NotifierStream, Stream
 from uprmc.upr.takeover import TakeoverStream
@@ -73,7 +73,7 @@ class Producer:
     def __init__(
         self,
         hub: Hub,
-        opening: UprRequest,
+        opening: RequestFrame,
         flags: int,
         negotiated: Negotiated,
         wake: Callable[[], None],
@@ -196,7 +196,7 @@ class Producer:
 
     # --- commands -------------------------------------------------------------------------------
 
-    def handle(self, request: UprRequest) -> Answer | None:
+    def handle(self, request: RequestFrame) -> Answer | None:
         """Carry out a command; returns the answer, ``None`` if it has none.
 
         Raises:
@@ -228,13 +228,13 @@ class Producer:
 
     # --- streams begin --------------------------------------------------------------------------
 
-    def _stream_request(self, request: UprRequest) -> Answer:
+    def _stream_request(self, request: RequestFrame) -> Answer:
         asked = decode_stream_request(request.extras)
         first = len(request.extras) == FIRST_STREAM_REQUEST_EXTRAS.size
         start = StreamStart(request.vbucket, request.opaque, asked, self._options_of(request))
         return self.start(start, first_generation=first)
 
-    def _options_of(self, request: UprRequest) -> StreamOptions:
+    def _options_of(self, request: RequestFrame) -> StreamOptions:
         """Read what the value of a stream request says."""
         options = self.options
         if not request.value:
@@ -245,7 +245,7 @@ class Producer:
             return StreamOptions()
         return decode_stream_options(request.value)
 
-    def starts(self, request: UprRequest) -> list[StreamStart]:
+    def starts(self, request: RequestFrame) -> list[StreamStart]:
         """Return the streams that STREAM_REQUESTS asks for, each of which is to be started.
 
         Raises:
@@ -365,7 +365,7 @@ class Producer:
 
     # --- other commands -------------------------------------------------------------------------
 
-    def _close_stream(self, request: UprRequest) -> Answer:
+    def _close_stream(self, request: RequestFrame) -> Answer:
         stream = self.feed.streams.get(request.vbucket)
         if stream is None:
             raise StreamNotFound(request.vbucket)
@@ -374,19 +374,19 @@ class Producer:
             self.feed.tell_end(stream, EndReason.CLOSED)
         return Answer()
 
-    def _failover_log(self, request: UprRequest) -> Answer:
+    def _failover_log(self, request: RequestFrame) -> Answer:
         vbucket = self._hub.bucket.vbuckets.get(request.vbucket)
         if vbucket is None:
             raise NotMyVBucket(request.vbucket)
         # Where a consumer that was spliced in asked for terms, a manager asks for logs, too.
         return _log_answer(vbucket, vbucket.failover_log, with_term=self.negotiated.terms)
 
-    def _buffer_ack(self, request: UprRequest) -> None:
+    def _buffer_ack(self, request: RequestFrame) -> None:
         (size,) = BUFFER_ACK_EXTRAS.unpack(request.extras)
         self.acked_bytes += size
         self.feed.acknowledged(size)
 
-    def _seqno_acknowledged(self, request: UprRequest) -> None:
+    def _seqno_acknowledged(self, request: RequestFrame) -> None:
         if not self.options.persisted:
             raise UnknownCommand("telling what is persisted was not negotiated")
         stream = self.feed.streams.get(request.vbucket)
@@ -395,7 +395,7 @@ class Producer:
         (seqno,) = SEQNO_ACKNOWLEDGED_EXTRAS.unpack(request.extras)
         stream.persisted(seqno)
 
-    def _control(self, request: UprRequest) -> Answer:
+    def _control(self, request: RequestFrame) -> Answer:
         options = self.options
         had_rounds = options.rounds
         if request.key == b"uprmc_rounds" and self.feed.streams:
@@ -408,17 +408,17 @@ class Producer:
             self.keepalive.interval_s = options.noop_interval_s
         return Answer()
 
-    def _noop(self, request: UprRequest) -> Answer:
+    def _noop(self, request: RequestFrame) -> Answer:
         return Answer()
 
-    def _only_sent(self, request: UprRequest) -> Answer:
+    def _only_sent(self, request: RequestFrame) -> Answer:
         raise UnknownCommand("a producer sends this, it does not get it")
 
-    def _hwt_report(self, request: UprRequest) -> Answer | None:
+    def _hwt_report(self, request: RequestFrame) -> Answer | None:
         self._check_watermarks()
         return self.registration.report(request, manages=self.options.manages)
 
-    def reports(self, request: UprRequest) -> tuple[ReportsHead, list[OneReport]]:
+    def reports(self, request: RequestFrame) -> tuple[ReportsHead, list[OneReport]]:
         """Return what HWT_REPORTS asks for, each of which is to be carried out by `registration`.
 
         Raises:
@@ -429,7 +429,7 @@ class Producer:
         self._check_watermarks()
         return decode_reports(request.extras, request.value)
 
-    def _hwt_read(self, request: UprRequest) -> Answer:
+    def _hwt_read(self, request: RequestFrame) -> Answer:
         self._check_watermarks()
         return self.registration.read(request)
 
@@ -437,7 +437,7 @@ class Producer:
         if not self.options.watermarks:
             raise UnknownCommand("watermarks were not negotiated")
 
-    def _barrier_add(self, request: UprRequest) -> Answer:
+    def _barrier_add(self, request: RequestFrame) -> Answer:
         if not self.options.barriers:
             raise UnknownCommand("barriers were not negotiated")
         feed = self.feed
@@ -458,7 +458,7 @@ def _log_answer(vbucket: VBucket, log: FailoverLog, *, with_term: bool) -> Answe
     return Answer(extras, encode_failover_log(log))
 
 
-_HANDLERS: dict[int, Callable[[Producer, UprRequest], Answer | None]] = {
+_HANDLERS: dict[int, Callable[[Producer, RequestFrame], Answer | None]] = {
     Opcode.UPR_STREAM_REQUEST: Producer._stream_request,
     Opcode.UPR_CLOSE_STREAM: Producer._close_stream,
     Opcode.UPR_GET_FAILOVER_LOG: Producer._failover_log,

@@ -29,7 +29,7 @@ from uprmc.errors import (
     RemoteProtocolError,
 )
 from uprmc.model import FailoverLog, Item, VBucketState
-from uprmc.protocol.header import ResponseFrame, encode_request, encode_response
+from uprmc.protocol.header import RequestFrame, ResponseFrame, encode_request, encode_response
 from uprmc.protocol.opcodes import HEADER_BYTES, MarkerFlag, Opcode, Status
 from uprmc.protocol.upr import (
     ROLLBACK_VALUE,
@@ -43,7 +43,7 @@ from uprmc.remote.conversation import FlowControl, Questions, Silence, acknowled
 from uprmc.remote.history import newest_entries
 from uprmc.upr.hub import Hub
 from uprmc.upr.intake import ReplicaState, ReplicaStream, deletion_of, mutation_of
-from uprmc.upr.peer import Answer, UprRequest
+from uprmc.upr.peer import Answer
 from uprmc.upr.undo import Undo, UndoDesk
 
 #: At most this many frames wait for a peer that causes ever more of them and takes none, and this
@@ -297,7 +297,7 @@ class Receiver:
     def _check_marker(self, stream: ReplicaStream, marker: Marker) -> None:
         """Refuse a marker that does not go with what came before."""
 
-    def _check_value(self, request: UprRequest) -> None:
+    def _check_value(self, request: RequestFrame) -> None:
         """Refuse a value that is too large."""
 
     # --- frames of the producer -----------------------------------------------------------------
@@ -320,7 +320,7 @@ class Receiver:
             return None
         return stream
 
-    def _reading(self, request: UprRequest) -> ReplicaStream:
+    def _reading(self, request: RequestFrame) -> ReplicaStream:
         """Count a frame and return its stream, which must be one that is read."""
         self._count(request)
         stream = self.stream_of(request.vbucket, request.opaque)
@@ -328,12 +328,12 @@ class Receiver:
             raise KeyNotFound(request.vbucket)
         return stream
 
-    def _count(self, request: UprRequest) -> None:
+    def _count(self, request: RequestFrame) -> None:
         self.steps += 1
         body = len(request.extras) + len(request.key) + len(request.value)
         self._acknowledge(self.window.processed(HEADER_BYTES + body))
 
-    def _stream_end(self, request: UprRequest) -> None:
+    def _stream_end(self, request: RequestFrame) -> None:
         self._count(request)
         stream = self.streams.get(request.vbucket)
         if stream is None or stream.opaque != request.opaque or stream.state not in _GRANTED:
@@ -341,7 +341,7 @@ class Receiver:
         self.end(stream)
         self._ended(stream, int.from_bytes(request.extras, "big"))
 
-    def _marker(self, request: UprRequest) -> None:
+    def _marker(self, request: RequestFrame) -> None:
         stream = self._reading(request)
         try:
             marker = decode_marker(request.extras, request.value)
@@ -353,19 +353,19 @@ class Receiver:
             raise RangeExceeded(f"a snapshot to {marker.end_seqno}, purged to {purged}")
         stream.announced(marker, purged)
 
-    def _facts(self, request: UprRequest) -> None:
+    def _facts(self, request: RequestFrame) -> None:
         stream = self._reading(request)
         try:
             stream.told(*VBUCKET_FACTS_EXTRAS.unpack(request.extras))
         except InvalidArguments as error:
             raise OutOfPlace(str(error)) from None
 
-    def _mutation(self, request: UprRequest) -> None:
+    def _mutation(self, request: RequestFrame) -> None:
         stream = self._reading(request)
         self._check_value(request)
         self._apply(stream, mutation_of(request))
 
-    def _deletion(self, request: UprRequest) -> None:
+    def _deletion(self, request: RequestFrame) -> None:
         stream = self._reading(request)
         self._apply(stream, deletion_of(request, int(self.hub.bucket.clock.now())))
 
@@ -382,16 +382,16 @@ class Receiver:
         if seqno == stream.snapshot.end and stream.kind & _ACK:
             self.put(encode_response(Opcode.UPR_SNAPSHOT_MARKER, opaque=stream.opaque))
 
-    def _flush(self, request: UprRequest) -> None:
+    def _flush(self, request: RequestFrame) -> None:
         self._reading(request)
         raise NotSupported("flush on a stream")
 
-    def _noop(self, request: UprRequest) -> Answer:
+    def _noop(self, request: RequestFrame) -> Answer:
         return Answer()
 
     # --- a vBucket is handed over ---------------------------------------------------------------
 
-    def _set_state(self, request: UprRequest) -> None:
+    def _set_state(self, request: RequestFrame) -> None:
         stream = self._reading(request)
         (number,) = SET_VBUCKET_STATE_EXTRAS.unpack(request.extras)
         state = _STATES.get(number)

@@ -42,7 +42,7 @@ from uprmc.errors import (
     RangeExceeded,
 )
 from uprmc.model import SEQNO_NONE, FailoverLog, VBucketState
-from uprmc.protocol.header import encode_request, encode_response
+from uprmc.protocol.header import RequestFrame, encode_request, encode_response
 from uprmc.protocol.opcodes import STATUS_TEXT, Opcode, Status
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.watermarks import (
@@ -58,7 +58,7 @@ from uprmc.protocol.watermarks import (
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead
 from uprmc.upr.feed import Feed
 from uprmc.upr.options import UprOptions
-from uprmc.upr.peer import Answer, UprRequest
+from uprmc.upr.peer import Answer
 from uprmc.upr.stream import ServedState, Stream
 
 _KINDS = frozenset(Kind)
@@ -102,7 +102,7 @@ class Registration:
 
     # --- commands -------------------------------------------------------------------------------
 
-    def report(self, request: UprRequest, *, manages: bool) -> Answer | None:
+    def report(self, request: RequestFrame, *, manages: bool) -> Answer | None:
         """Carry out a HWT_REPORT; ``None`` if the answer comes when the row is on disk.
 
         Raises:
@@ -177,7 +177,7 @@ class Registration:
         report = self._named.get(number)
         return None if report is None else report.id
 
-    def when_registered(self, request: UprRequest, answer: Answer) -> None:
+    def when_registered(self, request: RequestFrame, answer: Answer) -> None:
         """Answer a request when all rows of this moment are on disk."""
         self._watermarks.storing.when_registered(partial(self._registered, request, answer))
 
@@ -207,7 +207,7 @@ class Registration:
         lifetime_s = granted_lifetime_s(Kind.REPLICA, asked.lifetime_s, self._bucket.settings.purge)
         return Reported(vbucket.purge_seqno, vbucket.high_seqno, lifetime_s, True)
 
-    def read(self, request: UprRequest) -> Answer:
+    def read(self, request: RequestFrame) -> Answer:
         """Carry out a HWT_READ; its rows have their floors if the peer has asked for these.
 
         Raises:
@@ -224,7 +224,7 @@ class Registration:
                 raise KeyNotFound(request.key)
         return Answer(value=encode_records(map(record_of, rows), floors=self._options.floors))
 
-    def _registered(self, request: UprRequest, answer: Answer, ok: bool) -> None:
+    def _registered(self, request: RequestFrame, answer: Answer, ok: bool) -> None:
         if self._closed:
             return
         status = Status.SUCCESS if ok else Status.TEMPORARY_FAILURE

@@ -19,7 +19,6 @@ from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, dec
 from uprmc.remote.registering import Instance, Registering
 from uprmc.upr.hub import Hub
 from uprmc.upr.intake import ReplicaState
-from uprmc.upr.peer import UprRequest
 
 if TYPE_CHECKING:
     from uprmc.upr.link import ReplicaLink
@@ -101,7 +100,7 @@ class Reporting:
             self._link.questions.expect(reply.opcode, again, reply.opaque)
 
 
-def take_table(request: UprRequest, vbucket: VBucket, hub: Hub, *, floors: bool) -> None:
+def take_table(request: RequestFrame, vbucket: VBucket, hub: Hub, *, floors: bool) -> None:
     """Take over the source's rows, as a HWT_REPLICATE tells them, with their floors or without.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import CommandError, RollbackRequired, StreamNotFound, TemporaryFailure
 from uprmc.model import SEQNO_MAX, SnapshotRange
-from uprmc.protocol.header import MERGED_REQUEST_HEADER, ResponseFrame, decode_frame
+from uprmc.protocol.header import MERGED_REQUEST_HEADER, RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import HEADER_BYTES, DataType, Opcode, StreamFlag
 from uprmc.protocol.upr import (
     OPEN_EXTRAS,
@@ -30,7 +30,7 @@ from uprmc.remote.registering import kind_number
 from uprmc.remote.reports import removal
 from uprmc.remote.stream import StreamState
 from uprmc.upr.hub import Hub
-from uprmc.upr.peer import Negotiated, UprRequest
+from uprmc.upr.peer import Negotiated
 from uprmc.upr.producer import Producer
 
 #: Before the link's name in names of producers and of watermark rows.
@@ -92,12 +92,11 @@ class LinkReading:
         self._wake = wake
         self._gone = False
         self._opaque = 0
-        request = UprRequest(Opcode.UPR_OPEN, 0, 0, opening.extras, opening.key)
         negotiated = Negotiated(greeted=True, datatypes=int(DataType.JSON))
-        self._producer = Producer(hub, request, flags, negotiated, self._stirred, self._hung_up)
+        self._producer = Producer(hub, opening, flags, negotiated, self._stirred, self._hung_up)
         self._producer.registration.merges = True
         for control in features.LINK.controls():
-            self._handle(control.opcode, key=control.key, value=control.value)
+            self._producer.handle(control)
 
     def _stirred(self) -> None:
         if not self._gone:
@@ -116,7 +115,7 @@ class LinkReading:
         key: bytes = b"",
         value: bytes = b"",
     ) -> bytes | None:
-        answer = self._producer.handle(UprRequest(opcode, vbucket, opaque, extras, key, value))
+        answer = self._producer.handle(RequestFrame(opcode, key, extras, value, vbucket, opaque))
         return None if answer is None else answer.value
 
     # --- streams --------------------------------------------------------------------------------
@@ -156,7 +155,7 @@ class LinkReading:
         if self.streams.pop(stream.opaque, None) is None:
             return
         try:
-            self._producer.handle(UprRequest(Opcode.UPR_CLOSE_STREAM, stream.vbucket, 0))
+            self._producer.handle(RequestFrame(Opcode.UPR_CLOSE_STREAM, vbucket=stream.vbucket))
         except StreamNotFound:
             return  # it has ended by itself
 
