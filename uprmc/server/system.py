@@ -19,11 +19,21 @@ from twisted.internet.task import LoopingCall
 # The real clock and the real source of identifiers; simulated ones live in ``tests/sim``.
 
 
+#: A year before the last date that a record can hold, in Unix seconds.
+LATEST_DATE = 2**32 - 1 - 366 * 86_400
+
+
 class SystemClock:
     """The machine's clocks: `ports.Clock`."""
 
-    #: Unix time in seconds; it follows every adjustment of the machine's clock.
-    now = staticmethod(time.time)
+    def now(self) -> float:
+        """Return Unix time in seconds; it follows every adjustment of the machine's clock.
+
+        A clock that shows no date of 1970 to 2105 is read as the nearest of them: records hold
+        dates in 32 bits, and a document's may lie some time after now.
+        """
+        return min(max(time.time(), 0.0), LATEST_DATE)
+
     #: Seconds since some fixed moment; it never goes back.
     monotonic = staticmethod(time.monotonic)
 
