@@ -12,7 +12,7 @@ from uprmc.engine.commit_room import CommitRoom, commit_growing
 from uprmc.errors import StoreError, StoreMapFull
 from uprmc.model import Item
 from uprmc.record import pack
-from uprmc.storage.interface import CommitBatch, StoreUsage, Trees
+from uprmc.storage.interface import CommitBatch, Trees
 
 SETTINGS = replace(FlushSettings(), batch_items=1_000_000, commit_memory=12 * MIB)
 
@@ -85,10 +85,10 @@ def test_a_commit_takes_at_most_an_eighth_of_the_quota(quota: int, allowance: in
 
 def test_a_store_that_does_not_tell_its_size_gets_the_smaller_commits() -> None:
     class Silent(FaultyStore):
-        def usage(self) -> StoreUsage:
+        def trees(self) -> Trees:
             raise StoreError("no answer")
 
-    assert CommitRoom.of(SETTINGS, GIB, Silent()).items < 12 * MIB // (16 * KIB)
+    assert CommitRoom.of(SETTINGS, GIB, Silent(), None).items < 12 * MIB // (16 * KIB)
 
 
 def test_large_values_are_written_in_several_commits_and_all_of_them_in_the_end() -> None:

@@ -563,11 +563,11 @@ def test_many_batches_may_gather_while_replicas_are_filled() -> None:
     node = delayed_node()
     flusher = node.bucket.flusher
     write(node, 1_000)
-    flusher.pace.filling = 1
+    flusher.filling = 1
     assert flusher.delay(0.0, 0.05) > 0
     write(node, 32_000)
     assert flusher.delay(0.0, 0.05) == 0.0
-    flusher.pace.filling = 0
+    flusher.filling = 0
     assert flusher.delay(0.0, 0.05) == 0.0
 
 
@@ -635,6 +635,25 @@ def test_a_flush_all_between_two_slices_goes_into_the_next_batch_as_a_whole() ->
     assert node.store.view().count() == 0
 
 
+def test_what_is_to_be_dropped_meanwhile_goes_with_the_header_that_says_so() -> None:
+    """It is not left for a later commit, when the key may have that seqno in another history."""
+    node = Node(settings_of(vbuckets=1))
+    seqno = node.vbucket.delete(node.set(b"gone").key).seqno
+    node.flush()
+    write(node, 200)
+    steps = node.bucket.flusher.begin_in_slices()
+    next(steps)
+    told: list[bool] = []
+    node.bucket.flusher.drop(node.vbucket, [(b"gone", seqno)], told.append)
+    flush = result_of(steps)
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    assert node.header().purge_seqno == seqno
+    assert b"gone" not in node.stored()
+    node.flush()
+    assert told == [True]
+
+
 def test_writes_between_the_slices_of_begin_and_finish_are_all_persisted_in_the_end() -> None:
     node = Node(settings_of(vbuckets=128))
     written = 0
@@ -669,7 +688,7 @@ def test_a_rest_ends_when_somebody_asks_whether_a_change_is_on_disk() -> None:
     write(node, 10)
     flusher = node.bucket.flusher
     assert flusher.delay(0.4, 0.05) > 0
-    flusher.pace.hurry()
+    flusher.hurry()
     assert flusher.delay(0.019, 0.05) > 0
     assert flusher.delay(0.02, 0.05) == 0
     node.flush()

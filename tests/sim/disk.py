@@ -17,7 +17,7 @@ from tests.sim.judges import StoreJudge, complain
 from tests.sim.world import World
 from uprmc.errors import StoreError, StoreFull, StoreMapFull
 from uprmc.model import Item, VBucketHeader
-from uprmc.storage.interface import CommitBatch, Damaged, StoreUsage
+from uprmc.storage.interface import CommitBatch, Damaged, StoreUsage, Trees
 from uprmc.storage.memory import MemoryStore, MemoryView
 
 
@@ -202,6 +202,10 @@ class DiskStore:
     def usage(self) -> StoreUsage:
         """Return sizes."""
         return self._medium.usage()
+
+    def trees(self) -> Trees:
+        """Return what commits copy pages of: nothing."""
+        return self._medium.trees()
 
     def sync(self) -> None:
         """Force everything to the device."""

@@ -53,8 +53,7 @@ _GROW_MAX_S = 0.3
 SMALL = (
     ("uprmc.engine.write_queue", "SEGMENT_BITS", 2),
     ("uprmc.engine.flusher", "STEP_ITEMS", 1),
-    ("uprmc.engine.flusher", "STEP_ITEMS", 1),
-    ("uprmc.engine.flusher", "SETTLE_ITEMS", 1),
+    ("uprmc.engine.flusher", "SHORT_ITEMS", 1),
     ("uprmc.engine.flusher", "SETTLE_ITEMS", 1),
     ("uprmc.engine.memory", "_STEP_ENTRIES", 3),
     ("uprmc.engine.memory", "SPARE_ENTRIES", 10),

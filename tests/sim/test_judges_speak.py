@@ -22,7 +22,7 @@ from tests.sim.linearity import ABSENT
 from tests.sim.noticing import notice
 from tests.sim.run import Run
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.flusher import Flush, Flusher, Gathering
+from uprmc.engine.flusher import Flush, Flusher
 from uprmc.engine.memory import Evictor, MemoryAccount
 from uprmc.engine.vbucket import Table, VBucket
 from uprmc.engine.write_queue import WriteQueue
@@ -156,7 +156,7 @@ def _report_the_queue_as_on_disk(patch: pytest.MonkeyPatch) -> None:
 
 def _flush_by_views(patch: pytest.MonkeyPatch) -> None:
     """Take no vBucket at once: what is broken concerns flushes in several commits."""
-    patch.setattr(Gathering, "_is_short", lambda gathering, vbucket: False)
+    patch.setattr("uprmc.engine.flusher.SHORT_ITEMS", -1)
 
 
 def _report_parts_of_a_flush_as_on_disk(patch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ See `test_upr_judges_speak`; a break that no longer breaks fails here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from uprmc.engine import failover_log as terms_module
 from uprmc.engine import replica as replica_module
 from uprmc.engine import vbucket as vbucket_module
 from uprmc.engine.bucket import Bucket
-from uprmc.engine.flusher import Gathering
+from uprmc.engine.flusher import Flush, Flusher
 from uprmc.engine.memory import MemoryAccount
 from uprmc.engine.purge import PurgeLimits
 from uprmc.engine.vbucket import Interruption, VBucket
@@ -269,18 +269,13 @@ def _fall_too_far(patch: pytest.MonkeyPatch) -> None:
 
 def _leave_old_records_on_disk(patch: pytest.MonkeyPatch) -> None:
     """Roll back in memory only."""
-    take = Gathering._take_portion
+    add = Flusher._add
 
-    def careless(
-        gathering: Gathering, vbucket: VBucket, *, reset: bool
-    ) -> Generator[None, None, bool]:
-        taken = yield from take(gathering, vbucket, reset=reset)
-        changes = gathering._flush.changes
-        if changes:
-            changes[-1] = changes[-1]._replace(rewind=None, forget=())
-        return taken
+    def careless(flusher: Flusher, flush: Flush, *arguments: Any) -> None:
+        add(flusher, flush, *arguments)
+        flush.changes[-1] = flush.changes[-1]._replace(rewind=None, forget=())
 
-    patch.setattr(Gathering, "_take_portion", careless)
+    patch.setattr(Flusher, "_add", careless)
 
 
 # --- failing over, handing over -------------------------------------------------------------------

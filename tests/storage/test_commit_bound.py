@@ -61,7 +61,7 @@ class Writing:
         items = len(keys) + len(drops)
         settings = replace(FlushSettings(), batch_items=items, commit_memory=self.memory)
         records_most = len(self.stored.keys() | {_key(number) for number in keys})
-        room = CommitRoom(settings, 64 * GIB, self.store.usage().trees, lambda: records_most)
+        room = CommitRoom(settings, 64 * GIB, self.store.trees(), lambda: records_most)
         changes = []
         for vbucket in range(self.story.vbuckets):
             dropped = self._dropped(vbucket, drops)

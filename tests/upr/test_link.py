@@ -705,13 +705,13 @@ def test_the_flusher_knows_that_a_link_is_far_behind(script: Script, target: Rig
     script.follow()
     script.link.source_seqnos = {0: 30_000}
     script.link.tick(1.0)
-    assert not flusher.pace.filling
+    assert not flusher.filling
     script.link.source_seqnos = {0: 30_001}
     script.link.tick(2.0)
     script.link.tick(3.0)
-    assert flusher.pace.filling == 1
+    assert flusher.filling == 1
     script.link.connection_lost()
-    assert not flusher.pace.filling
+    assert not flusher.filling
 
 
 def test_a_link_that_has_caught_up_is_no_longer_far_behind(script: Script, target: Rig) -> None:
@@ -720,4 +720,4 @@ def test_a_link_that_has_caught_up_is_no_longer_far_behind(script: Script, targe
     script.link.tick(1.0)
     script.link.source_seqnos = {0: 3}
     script.link.tick(2.0)
-    assert not target.bucket.flusher.pace.filling
+    assert not target.bucket.flusher.filling

@@ -54,9 +54,6 @@ _LEAST_BYTES = 1_024 * KIB
 #: A store that does not tell what it has.
 _UNKNOWN = Trees(2**40, 2**40, 2**40, 0, 2**50, 1, 0)
 
-#: What a commit may need of a part of the store: in all, and for each item.
-_Part = tuple[int, float]
-
 #: Tells how many records the store may have after the commit at most; ``None`` if that is unknown.
 RecordsMost = Callable[[], int | None]
 
@@ -77,12 +74,7 @@ def commit_growing(store: Store, batch: CommitBatch) -> None:
 
 
 class CommitRoom:
-    """What is left of one commit's allowance.
-
-    Attributes:
-        items: how many items it may still take.
-        memory_bytes: how much memory the store may still need for it.
-    """
+    """What is left of one commit's allowance."""
 
     __slots__ = ("_drop_bytes", "_item_bytes", "items", "memory_bytes")
 
@@ -91,7 +83,7 @@ class CommitRoom:
         settings: FlushSettings,
         quota: int,
         trees: Trees,
-        records_most: RecordsMost = lambda: None,
+        records_most: RecordsMost | None = None,
     ) -> None:
         """Begin with a full allowance.
 
@@ -103,33 +95,46 @@ class CommitRoom:
         """
         allowance = min(settings.commit_memory, max(quota // _QUOTA_SHARE, _LEAST_BYTES))
         new = settings.batch_items
-        if trees.by_id * _PAGE_BYTES > allowance // _QUOTA_SHARE:
-            new = _new_records(settings, trees, records_most())
-        room, average = allowance - _ALWAYS_BYTES, _average(trees)
-        parts = _parts(trees, new)
+        if records_most is not None and trees.by_id * _PAGE_BYTES > allowance // _QUOTA_SHARE:
+            most = records_most()
+            if most is not None:
+                new = min(new, max(0, most - trees.records))
+        room = allowance - _ALWAYS_BYTES
+        average = trees.records_bytes / max(1, trees.records + trees.stale_records)
+        # What a commit may need of each part of the store, in pages: in all, and for each item.
+        parts: list[tuple[float, float]] = [
+            (trees.by_id, 1),
+            (min(trees.by_id, new), 1),  # those that split
+            (trees.by_seq, 1),
+            (trees.stale, 1),
+            (trees.stale, 1),  # those that split
+            (2 * trees.branches, 2),
+        ]
         self.memory_bytes, self._item_bytes = _shared(room, _ENTRIES_BYTES, parts)
-        most = int(self.memory_bytes // (self._item_bytes + average))
-        most = min(settings.batch_items, max(1, most))
-        average = min(average, SHARING_BYTES) * _SEGMENT_SHARE
-        if trees.stale_records + most > stale_allowed(max(0, trees.records - most)):
-            parts += _swept(trees, average)
-            self.memory_bytes, self._item_bytes = _shared(room, _ENTRIES_BYTES + average, parts)
-            self._item_bytes -= int(average)
-            most = min(settings.batch_items, max(1, self.memory_bytes // self._item_bytes))
-        self.items = most
-        self._drop_bytes = 2 * self._item_bytes + int(_KEPT_FOR_DROPPED * average)
+        items = int(self.memory_bytes // (self._item_bytes + average))
+        items = min(settings.batch_items, max(1, items))
+        each = min(average, SHARING_BYTES) * _SEGMENT_SHARE
+        if trees.stale_records + items > stale_allowed(max(0, trees.records - items)):
+            rewritten = int(trees.records_bytes * _SEGMENT_SHARE) / _PAGE_BYTES
+            parts += [  # what a sweep may need
+                (trees.by_seq, _SWEPT_PAGES),
+                (trees.stale, _PAGES_OF_SWEPT_MARKS),
+                (rewritten, max(1.0, REWRITTEN_FOR_WRITTEN * each) / _PAGE_BYTES),
+            ]
+            self.memory_bytes, self._item_bytes = _shared(room, _ENTRIES_BYTES + each, parts)
+            self._item_bytes -= int(each)
+            items = min(settings.batch_items, max(1, self.memory_bytes // self._item_bytes))
+        # How many items it may still take, and how much memory the store may still need for them.
+        self.items = items
+        self._drop_bytes = 2 * self._item_bytes + int(_KEPT_FOR_DROPPED * each)
 
     @classmethod
     def of(
-        cls,
-        settings: FlushSettings,
-        quota: int,
-        store: Store,
-        records_most: RecordsMost = lambda: None,
+        cls, settings: FlushSettings, quota: int, store: Store, records_most: RecordsMost | None
     ) -> CommitRoom:
         """Return a full allowance for the next commit to `store`."""
         try:
-            return cls(settings, quota, store.usage().trees, records_most)
+            return cls(settings, quota, store.trees(), records_most)
         except StoreError:
             return cls(settings, quota, _UNKNOWN)
 
@@ -163,54 +168,16 @@ class CommitRoom:
         self.memory_bytes -= self._drop_bytes * count
 
 
-def _new_records(settings: FlushSettings, trees: Trees, records_most: int | None) -> int:
-    """Return how many records a commit may add to those that are there."""
-    if records_most is None:
-        return settings.batch_items
-    return min(settings.batch_items, max(0, records_most - trees.records))
-
-
-def _average(trees: Trees) -> float:
-    """Return what a record takes on average."""
-    return trees.records_bytes / max(1, trees.records + trees.stale_records)
-
-
-def _parts(trees: Trees, new: int) -> list[_Part]:
-    """Return what a commit without a sweep may need of each part of the store."""
-    return [
-        _pages(trees.by_id, 1),
-        _pages(min(trees.by_id, new), 1),  # those that split
-        _pages(trees.by_seq, 1),
-        _pages(trees.stale, 1),
-        _pages(trees.stale, 1),  # those that split
-        _pages(2 * trees.branches, 2),
-    ]
-
-
-def _swept(trees: Trees, average: float) -> list[_Part]:
-    """Return what a sweep may need besides."""
-    rewritten = int(trees.records_bytes * _SEGMENT_SHARE)
-    return [
-        _pages(trees.by_seq, _SWEPT_PAGES),
-        _pages(trees.stale, _PAGES_OF_SWEPT_MARKS),
-        (rewritten, max(1.0, REWRITTEN_FOR_WRITTEN * average)),
-    ]
-
-
-def _pages(whole: int, each: float) -> _Part:
-    return whole * _PAGE_BYTES, each * _PAGE_BYTES
-
-
-def _shared(room: int, item_bytes: float, parts: list[_Part]) -> tuple[int, int]:
+def _shared(room: int, item_bytes: float, parts: list[tuple[float, float]]) -> tuple[int, int]:
     """Return what is left for items, and what each takes of it, so that most items have room.
 
     A part is counted in all if the items that there is room for would take as much of it.
     """
-    item_bytes += sum(each for _, each in parts)
+    item_bytes += _PAGE_BYTES * sum(each for _, each in parts)
     for whole, each in sorted(parts, key=lambda part: part[0] / part[1]):
         if whole * item_bytes < each * room:
-            room -= whole
-            item_bytes -= each
+            room -= int(whole * _PAGE_BYTES)
+            item_bytes -= each * _PAGE_BYTES
     return room, int(item_bytes)
 
 

@@ -33,7 +33,7 @@ Rows D21 to D23.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Self
 
@@ -62,6 +62,9 @@ LocalDocument = bytes | None | Callable[[], bytes | None]
 #: Most items taken from a queue before the room is checked again and others may run.
 STEP_ITEMS = 64
 
+#: A queue that has no more than this is taken without a view.
+SHORT_ITEMS = STEP_ITEMS
+
 #: A vBucket counts for this many items beside its own when steps are measured.
 VBUCKET_AS_ITEMS = 8
 
@@ -82,6 +85,18 @@ class Begun(NamedTuple):
         """Return a vBucket as it is now."""
         header = vbucket.header(vbucket.persisted_seqno, vbucket.persisted_snapshot)
         return cls(vbucket, vbucket.table, header, vbucket.reset_pending)
+
+
+@dataclass(slots=True)
+class Cursor:
+    """How far one view of one queue, which takes several commits, has been written."""
+
+    queue: WriteQueue
+    view: QueueView
+    start: int  # the persisted seqno when the view was opened
+    whole: int  # the end of the last complete snapshot that was persisted then
+    snapshot: SnapshotRange  # the range to which the view's newest items belong
+    position: int  # the seqno up to which the view has been written
 
 
 @dataclass(slots=True)
@@ -109,12 +124,8 @@ class Flush:
     local: dict[bytes, LocalDocument] = field(default_factory=dict)
     parts: list[FlushPart] = field(default_factory=list)
     changes: list[VBucketChange] = field(default_factory=list)
+    item_count: int = 0  # records in the batch
     batch: CommitBatch = field(default_factory=CommitBatch)
-
-    @property
-    def item_count(self) -> int:
-        """Number of items in the batch."""
-        return sum(len(part.records) for part in self.parts)
 
     def tell(self, ok: bool) -> None:
         """Report the result to the waiters, each once. If one raises, call again for the others."""
@@ -129,116 +140,7 @@ class Flush:
                 yield
 
 
-# --- queues that take several commits -----------------------------------------------------------
-
-
-@dataclass(slots=True)
-class Cursor:
-    """How far one view of one queue has been written."""
-
-    queue: WriteQueue
-    view: QueueView
-    start: int  # the persisted seqno when the view was opened
-    whole: int  # the end of the last complete snapshot that was persisted then
-    snapshot: SnapshotRange  # the range to which the view's newest items belong
-    position: int  # the seqno up to which the view has been written
-
-    def snapshot_at(self, seqno: int) -> SnapshotRange:
-        """Return the range to store in a commit that ends at `seqno`."""
-        if seqno < self.view.high_seqno:
-            return SnapshotRange(self.whole, self.snapshot.end)
-        return self.snapshot
-
-
-class QueueCursors:
-    """The cursor of each vBucket whose queue is being written in several commits."""
-
-    def __init__(self) -> None:
-        self._cursors: dict[int, Cursor] = {}
-
-    def __contains__(self, number: int) -> bool:
-        return number in self._cursors
-
-    def has(self, cursor: Cursor, vbucket: VBucket) -> bool:
-        """Tell whether `cursor` is that of this vBucket, and not of its former history."""
-        return self._cursors.get(vbucket.id) is cursor
-
-    def of(self, vbucket: VBucket) -> Cursor | None:
-        """Return the cursor of a vBucket's present queue."""
-        cursor = self._cursors.get(vbucket.id)
-        return cursor if cursor is not None and cursor.queue is vbucket.queue else None
-
-    def open(self, vbucket: VBucket) -> Cursor:
-        """Return the cursor of a vBucket's present queue; a new one if it has none."""
-        cursor = self.of(vbucket)
-        if cursor is None:
-            self.close(vbucket.id)
-            start = vbucket.persisted_seqno
-            whole = last_complete_seqno(start, vbucket.persisted_snapshot)
-            view = vbucket.queue.open_view()
-            cursor = Cursor(vbucket.queue, view, start, whole, vbucket.snapshot, start)
-            self._cursors[vbucket.id] = cursor
-        return cursor
-
-    def close(self, number: int) -> None:
-        """End a vBucket's cursor if it has one."""
-        cursor = self._cursors.pop(number, None)
-        if cursor is not None:
-            cursor.view.close()
-
-
-# --- what a commit removes and heals ------------------------------------------------------------
-
-
-class Disposals:
-    """Collects what the next commit removes, until the flusher takes it."""
-
-    def __init__(self, vbuckets: Mapping[int, VBucket]) -> None:
-        self._vbuckets = vbuckets
-        self._removed: set[int] = set()
-        self._drops: dict[int, Sequence[Record]] = {}
-        self._heals: dict[VBucket, list[bytes]] = {}
-
-    @property
-    def pending(self) -> bool:
-        """Whether a vBucket is to be removed. Callers that drop tombstones mark it dirty."""
-        return bool(self._removed)
-
-    def is_gone(self, vbucket: VBucket) -> bool:
-        """Tell whether a vBucket was removed, even if another one has its number now."""
-        return self._vbuckets.get(vbucket.id) is not vbucket
-
-    def remove(self, numbers: Iterable[int]) -> None:
-        """Schedule vBuckets for removal, or again after a failure."""
-        self._removed.update(numbers)
-
-    def take_removed(self) -> list[int]:
-        """Return the vBuckets to remove now, except those that were created again."""
-        removed, self._removed = self._removed, set()
-        return sorted(removed - self._vbuckets.keys())
-
-    def drop(self, vbucket: VBucket, records: Sequence[Record]) -> None:
-        """Schedule tombstones of a vBucket to be dropped."""
-        self._drops[vbucket.id] = records
-
-    def forget_drops(self, vbucket: VBucket) -> None:
-        """Cancel the drops of this vBucket that are not already under way."""
-        self._drops.pop(vbucket.id, None)
-
-    def take_drops(self, vbucket: VBucket) -> Sequence[Record]:
-        """Return the tombstones to drop now."""
-        return self._drops.pop(vbucket.id, ())
-
-    def heal(self, vbucket: VBucket, record: bytes) -> None:
-        """Schedule a version to take the place of its damaged record."""
-        self._heals.setdefault(vbucket, []).append(record)
-
-    def take_heals(self, vbucket: VBucket) -> Sequence[bytes]:
-        """Return the versions to heal now."""
-        return self._heals.pop(vbucket, ())
-
-
-# --- when a flush is due ------------------------------------------------------------------------
+# --- the flusher --------------------------------------------------------------------------------
 
 
 #: Shortest time between two questions whether a flush is due.
@@ -247,296 +149,12 @@ _LEAST_LOOK_S = 0.001
 #: This many batches may gather while replicas are far behind their source.
 _FILLING_BATCHES = 32
 
-
-class FlushPace:
-    """Says how long the flusher may rest.
-
-    Attributes:
-        filling: connections that fill replicas which are far behind.
-        batch_items: how many items the last commit had room for.
-    """
-
-    def __init__(self, settings: FlushSettings) -> None:
-        self._settings = settings
-        self._hurried = False
-        self.filling = 0
-        self.batch_items = settings.batch_items
-
-    def configure(self, settings: FlushSettings) -> None:
-        """Use other settings from now on."""
-        self._settings = settings
-
-    def hurry(self) -> None:
-        """End the rest, because a client has asked whether a change is on disk."""
-        self._hurried = True
-
-    def begun(self) -> None:
-        """Rest again after the flush that begins now."""
-        self._hurried = False
-
-    def delay(self, account: MemoryAccount, age_s: float, last_flush_s: float) -> float:
-        """Return the seconds after which to ask again whether a flush is due; 0 = it is due now.
-
-        It is due at once when a batch is full or memory is short. `hurry` cuts the rest short.
-        """
-        settings = self._settings
-        batch_items = self.batch_items * (_FILLING_BATCHES if self.filling else 1)
-        if queued_in(account.dirty) >= batch_items or account.used > account.high_mark:
-            return 0.0
-        rest = 0.0 if self._hurried else settings.rest_factor * last_flush_s
-        wait = min(max(rest, settings.min_delay_s), settings.max_delay_s)
-        return min(max(wait - age_s, 0.0), max(settings.min_delay_s, _LEAST_LOOK_S))
-
-
-# --- gathering: what a commit writes ------------------------------------------------------------
-
-
-class Gathering:
-    """Fills one flush with parts and changes.
-
-    Args:
-        flush: what is filled.
-        room: how much more it may take.
-        vbuckets: those of the bucket now.
-        cursors: opened where a queue is too long for one commit.
-        disposals: tombstones to drop.
-        next_time: dirty vBuckets that the next flush must look at are added to this list.
-    """
-
-    def __init__(
-        self,
-        flush: Flush,
-        room: CommitRoom,
-        vbuckets: Mapping[int, VBucket],
-        cursors: QueueCursors,
-        disposals: Disposals,
-        next_time: list[VBucket],
-    ) -> None:
-        self._flush = flush
-        self._room = room
-        self._vbuckets = vbuckets
-        self._cursors = cursors
-        self._disposals = disposals
-        self._next_time = next_time
-
-    def take(self, dirty: list[VBucket]) -> Generator[None, None, bool]:
-        """Take what fits, yielding after each short step; tell whether every vBucket is reset."""
-        dirty = [each for each in dirty if not self._disposals.is_gone(each)]
-        begun = [Begun.of(each) for each in dirty if each.header_dirty or each.reset_pending]
-        later = [each for each in dirty if not (each.header_dirty or each.reset_pending)]
-        resets = sum(each.reset for each in begun)
-        reset_all = 0 < resets == len(self._vbuckets)
-        for each in sorted(begun, key=lambda each: not each.vbucket.rewinding):
-            yield from self._take_begun(each)
-            if not each.vbucket.rewinding:  # what was rolled back is taken before the first step
-                yield
-        since_yield = 0
-        for vbucket in later:
-            if not self._room.left:
-                self._leave(vbucket)
-            elif self._is_short(vbucket):
-                since_yield += self._take_all(vbucket)
-            elif not (yield from self._take_portion(vbucket, reset=False)):
-                self._leave(vbucket)
-            since_yield += VBUCKET_AS_ITEMS
-            if since_yield >= STEP_ITEMS:
-                since_yield = 0
-                yield
-        return reset_all
-
-    def _leave(self, vbucket: VBucket) -> None:
-        """Leave a dirty vBucket for the next flush."""
-        if not self._disposals.is_gone(vbucket):
-            self._next_time.append(vbucket)
-
-    def _take_begun(self, begun: Begun) -> Generator[None, None, None]:
-        """Add a vBucket's share, or only the header if its history has ended."""
-        vbucket, table, header, reset = begun
-        if vbucket.table is table and (yield from self._take_portion(vbucket, reset=reset)):
-            return
-        self._flush.parts.append(
-            FlushPart(
-                vbucket, table, None, None, [], header.high_seqno, header.snapshot, reset, True
-            )
-        )
-        self._flush.changes.append(VBucketChange(vbucket.id, header, [], reset))
-        self._leave(vbucket)
-
-    def _is_short(self, vbucket: VBucket) -> bool:
-        """Tell whether a vBucket without anything special has so little that it is taken at once.
-
-        That needs no view: all of it is in one commit, and if that fails nothing of it is on disk.
-        """
-        return (
-            vbucket.queue.live <= STEP_ITEMS
-            and vbucket.id not in self._cursors
-            and not (vbucket.rewinding or vbucket.reset_pending or self._disposals.is_gone(vbucket))
-        )
-
-    def _take_all(self, vbucket: VBucket) -> int:
-        """Add everything that a vBucket has; return how many records that is."""
-        drop = self._take_drops(vbucket)
-        records = vbucket.queue.since(vbucket.queue.persisted)
-        self._room.use(records)
-        upto = seqno_of(records[-1]) if records else vbucket.persisted_seqno
-        self._add(vbucket, None, records, upto, vbucket.snapshot, drop)
-        return len(records)
-
-    def _take_portion(self, vbucket: VBucket, *, reset: bool) -> Generator[None, None, bool]:
-        """Add as much of a vBucket as fits; ``False`` if its history has changed meanwhile.
-
-        All of a rollback is in one commit, however long it is; its newest item may be on disk
-        already.
-        """
-        if self._disposals.is_gone(vbucket) or vbucket.reset_pending != reset:
-            return False
-        cursor = self._cursors.open(vbucket)
-        drop = self._take_drops(vbucket)
-        above, forget = vbucket.forgetting or (None, frozenset())
-        if above is None:
-            records = yield from self._read(cursor, vbucket)
-            if records is None:
-                return False
-            upto = seqno_of(records[-1]) if records else cursor.position
-        else:
-            records = list(cursor.view.records())
-            self._room.use(records)
-            upto = cursor.view.high_seqno
-        snapshot = cursor.snapshot_at(upto)
-        self._add(vbucket, cursor, records, upto, snapshot, drop, above, sorted(forget))
-        return True
-
-    def _take_drops(self, vbucket: VBucket) -> Sequence[Record]:
-        drop = self._disposals.take_drops(vbucket)
-        self._room.use_drops(len(drop))
-        return drop
-
-    def _read(self, cursor: Cursor, vbucket: VBucket) -> Generator[None, None, list[bytes] | None]:
-        """Return the next records of a view, as many as there is room for.
-
-        ``None`` if the vBucket began another history or was removed in the meantime.
-        """
-        records: list[bytes] = []
-        room, view, upto = self._room, cursor.view, cursor.position
-        while room.left and upto < view.high_seqno:
-            if records:
-                yield
-                if self._cursors.of(vbucket) is not cursor:
-                    return None
-            found = view.take(min(room.items, STEP_ITEMS), upto)
-            if not found:
-                break
-            room.use(found)
-            records += found
-            upto = seqno_of(found[-1])
-        return records
-
-    def _add(
-        self,
-        vbucket: VBucket,
-        cursor: Cursor | None,
-        records: list[bytes],
-        upto: int,
-        snapshot: SnapshotRange,
-        drop: Sequence[Record],
-        above: int | None = None,
-        forget: Sequence[bytes] = (),
-    ) -> None:
-        """Add a part to the flush, and what it does to the store; the vBucket is clean now."""
-        table, queue = vbucket.table, vbucket.queue
-        reset, header_dirty = vbucket.reset_pending, vbucket.header_dirty
-        self._flush.parts.append(
-            FlushPart(vbucket, table, queue, cursor, records, upto, snapshot, reset, header_dirty)
-        )
-        header = vbucket.header(upto, snapshot)
-        self._flush.changes.append(
-            VBucketChange(
-                vbucket.id,
-                header,
-                records,
-                reset,
-                drop,
-                above,
-                forget,
-                self._disposals.take_heals(vbucket),
-            )
-        )
-        vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
-
-
-# --- settling: what a commit has written --------------------------------------------------------
-
-
-def settle(flush: Flush, cursors: QueueCursors, disposals: Disposals) -> Iterator[None]:
-    """Tell the vBuckets of a flush that is on disk, yielding after each short step."""
-    since_yield = 0
-    for part in flush.parts:
-        if part.cursor is not None:
-            yield from _settle_portion(part, part.cursor, cursors)
-        elif not disposals.is_gone(part.vbucket):
-            _persisted(part, part.records)
-        since_yield += len(part.records) + VBUCKET_AS_ITEMS
-        if since_yield >= STEP_ITEMS:
-            since_yield = 0
-            yield
-
-
-def _settle_portion(part: FlushPart, cursor: Cursor, cursors: QueueCursors) -> Iterator[None]:
-    """Tell a vBucket which part of a view is on disk, a little at a time if that is much.
-
-    The cursor stays until the last step: until then the vBucket's durable seqno has not risen.
-    """
-    vbucket = part.vbucket
-    if not cursors.has(cursor, vbucket):
-        return
-    cursor.position = part.upto
-    complete = part.upto >= cursor.view.high_seqno
-    if complete:
-        cursor.view.close()
-    else:
-        cursor.view.pass_by(part.upto)
-    settled = 0
-    if not vbucket.rewinding:
-        between = SnapshotRange(cursor.whole, cursor.snapshot.end)
-        while len(part.records) - settled > SETTLE_ITEMS and part.queue is vbucket.queue:
-            few = part.records[settled : settled + SETTLE_ITEMS]
-            settled += len(few)
-            vbucket.persisted(few, seqno_of(few[-1]), between)
-            yield
-    if complete and cursors.has(cursor, vbucket):
-        cursors.close(vbucket.id)
-    _persisted(part, part.records[settled:])
-
-
-def _persisted(part: FlushPart, records: list[bytes]) -> None:
-    """Tell a vBucket what is on disk now, unless that belongs to a former history."""
-    vbucket = part.vbucket
-    if part.queue is not vbucket.queue or part.table is not vbucket.table:
-        return
-    vbucket.persisted(records, part.upto, part.snapshot)
-    if vbucket.queue.live:  # beyond this batch, or accepted since it was begun
-        vbucket.mark_dirty()
-    elif part.snapshot != vbucket.snapshot:  # a branch has completed it in the meantime
-        vbucket.change_header()
-
-
-# --- the flusher --------------------------------------------------------------------------------
-
-
 #: Of a batch, one key in this many may have come while the batch was taken.
 _LATER_KEYS = 16
 
 
 class Flusher:
-    """Owns all that waits for the disk, and takes it through the three steps.
-
-    Attributes:
-        paused: no flush may begin, except for an orderly stop.
-        last_commit_items: changes that the last finished commit wrote.
-        pace: when a flush is due.
-        on_drop: called with tombstones that are being dropped.
-        tombstones: what the newest commit has left of them.
-    """
+    """Owns all that waits for the disk, and takes it through the three steps."""
 
     def __init__(
         self,
@@ -551,34 +169,61 @@ class Flusher:
         self._account = account
         self._stats = stats
         self._settings = settings
-        self._cursors = QueueCursors()
         self._waiters: list[Waiter] = []
         self._impatient: list[Waiter] = []
         self._local: dict[bytes, LocalDocument] = {}
-        self._disposals = Disposals(vbuckets)
-        self.tombstones = Tombstones()
+        # What the next commit removes and heals.
+        self._removed: set[int] = set()
+        self._drops: dict[int, Sequence[Record]] = {}
+        self._heals: dict[VBucket, list[bytes]] = {}
+        # Of each vBucket whose queue is being written in several commits.
+        self._cursors: dict[int, Cursor] = {}
+        # Clients have asked whether a change is on disk; what the last commit had room for.
+        self._hurried = False
+        self._batch_items = settings.batch_items
+        # Connections that fill replicas which are far behind.
+        self.filling = 0
+        # No flush may begin, except for an orderly stop.
         self.paused = False
+        # What the newest commit has left of them, and how many changes it has written.
+        self.tombstones = Tombstones()
         self.last_commit_items = 0
-        self.pace = FlushPace(settings)
+        # Called with tombstones that are being dropped.
         self.on_drop: Callable[[VBucket, Sequence[Record]], None] = lambda _, __: None
+
+    def configure(self, settings: FlushSettings) -> None:
+        """Use other settings from now on."""
+        self._settings = settings
+
+    # --- when a flush is due --------------------------------------------------------------------
 
     def delay(self, age_s: float, last_flush_s: float) -> float:
         """Return the seconds after which to ask again whether a flush is due; 0 = it is due now.
 
-        It is due at once when something waits; otherwise, the pace decides.
+        It is due at once when something waits, a batch is full, or memory is short.
 
         Args:
             age_s: how long something has been dirty.
             last_flush_s: how long the last flush took.
         """
-        if self._waiters or self._impatient:
+        settings, account = self._settings, self._account
+        batch_items = self._batch_items * (_FILLING_BATCHES if self.filling else 1)
+        if (
+            self._waiters
+            or self._impatient
+            or queued_in(account.dirty) >= batch_items
+            or account.used > account.high_mark
+        ):
             return 0.0
-        return self.pace.delay(self._account, age_s, last_flush_s)
+        rest = 0.0 if self._hurried else settings.rest_factor * last_flush_s
+        wait = min(max(rest, settings.min_delay_s), settings.max_delay_s)
+        return min(max(wait - age_s, 0.0), max(settings.min_delay_s, _LEAST_LOOK_S))
 
-    def configure(self, settings: FlushSettings) -> None:
-        """Use other settings from now on."""
-        self._settings = settings
-        self.pace.configure(settings)
+    def hurry(self) -> None:
+        """Rest no longer before the next flush: a client has asked whether a change is on disk."""
+        self._hurried = True
+
+    # --- what is there to write -----------------------------------------------------------------
 
     def pause(self) -> None:
         """Begin no flush from now on; one that is under way is finished.
@@ -599,20 +244,17 @@ class Flusher:
     def pending(self) -> bool:
         """Whether a flush begun now would have something to do."""
         waiters = self._waiters or self._impatient
-        return bool(self._account.dirty or waiters or self._local or self._disposals.pending)
+        return bool(self._account.dirty or waiters or self._local or self._removed)
 
     @property
     def queued(self) -> int:
         """Changes accepted and not yet persisted. O(vBuckets)."""
         return sum(vbucket.queue.live for vbucket in self._vbuckets.values())
 
-    def commit_room(self, removed: Sequence[int] = ()) -> CommitRoom:
-        """Return what one commit may take now, which removes these vBuckets beside."""
-
-        def records_most() -> int | None:
-            return None if removed else self._records_most()
-
-        return CommitRoom.of(self._settings, self._account.quota, self._store, records_most)
+    def commit_room(self, *, removing: bool = False) -> CommitRoom:
+        """Return what one commit may take now; `removing` if it removes vBuckets besides."""
+        most = None if removing else self._records_most
+        return CommitRoom.of(self._settings, self._account.quota, self._store, most)
 
     def _records_most(self) -> int | None:
         """Return how many records the store may have after the next commit at most.
@@ -621,10 +263,12 @@ class Flusher:
         all is taken. ``None`` if the store still has records of another history. O(vBuckets).
         """
         vbuckets = self._vbuckets.values()
-        if self._disposals.pending or any(map(_has_other_history, vbuckets)):
+        if self._removed or any(each.reset_pending or each.rewinding for each in vbuckets):
             return None
         keys = sum([len(each.table) for each in vbuckets])
         return keys + self.tombstones.total.number + self._settings.batch_items // _LATER_KEYS
+
+    # --- what waits for the disk ----------------------------------------------------------------
 
     def durable_seqno(self, vbucket: VBucket) -> int:
         """Return the seqno up to which every change, or a newer version of its key, is on disk.
@@ -633,7 +277,7 @@ class Flusher:
         `VBucket.persisted_seqno`: a key that was changed twice since the previous view is written
         with its newer seqno, perhaps in a later commit, and until then with neither.
         """
-        cursor = self._cursors.of(vbucket)
+        cursor = self._cursor_of(vbucket)
         return vbucket.persisted_seqno if cursor is None else cursor.start
 
     def whole_seqno(self, vbucket: VBucket) -> int | None:
@@ -694,11 +338,11 @@ class Flusher:
         A part of it that is already under way is written first. `done` is an impatient waiter as of
         `when_durable`.
         """
-        self._cursors.close(vbucket.id)
+        self._close_cursor(vbucket)
         if vbucket in self._account.dirty:
             self._account.dirty.remove(vbucket)
         vbucket.dirty = True  # so that nothing puts it on the list again
-        self._disposals.remove([vbucket.id])
+        self._removed.add(vbucket.id)
         self.when_durable(done, patient=False)
 
     def drop(self, vbucket: VBucket, records: Sequence[Record], done: Waiter) -> None:
@@ -716,7 +360,7 @@ class Flusher:
         """
         self.on_drop(vbucket, records)
         vbucket.purge_seqno = max(vbucket.purge_seqno, records[-1][1])
-        self._disposals.drop(vbucket, records)
+        self._drops[vbucket.id] = records
         vbucket.change_header()
         self.when_durable(done, patient=False)
 
@@ -725,13 +369,15 @@ class Flusher:
 
         It is not retried if the commit fails.
         """
-        self._disposals.heal(vbucket, record)
+        self._heals.setdefault(vbucket, []).append(record)
         vbucket.change_header()
         self.when_durable(done, patient=False)
 
     def forget_drops(self, vbucket: VBucket) -> None:
         """Cancel the requested drops that are not already under way."""
-        self._disposals.forget_drops(vbucket)
+        self._drops.pop(vbucket.id, None)
+
+    # --- gathering: what a commit writes --------------------------------------------------------
 
     def begin(self) -> Flush | None:
         """Take dirty vBuckets, up to one batch; ``None`` when there are none."""
@@ -750,14 +396,15 @@ class Flusher:
         is completely in one batch, this one or, if it comes later, the next. An exception leaves
         everything for the next flush, and informs waiters as `failed` does.
         """
-        self.pace.begun()
+        self._hurried = False
         dirty, self._account.dirty = self._account.dirty, []
         waiters, self._waiters, self._impatient = [*self._waiters, *self._impatient], [], []
-        removed = self._disposals.take_removed()
+        removed, self._removed = self._removed, set()
         local, self._local = self._local, {}
         if not (dirty or waiters or removed or local):
             return None
-        flush = Flush(deque(waiters), removed, local)
+        # Those that were created again are reset by the commit that has their header.
+        flush = Flush(deque(waiters), sorted(removed - self._vbuckets.keys()), local)
         try:
             yield from self._gather(flush, dirty)
         except Exception as error:  # a bug here must not lose what is dirty
@@ -768,12 +415,38 @@ class Flusher:
     def _gather(self, flush: Flush, dirty: list[VBucket]) -> Generator[None, None, None]:
         """Fill `flush` with as much as fits in one commit."""
         flush.changes += [VBucketChange(number, None) for number in flush.removed]
-        room = self.commit_room(flush.removed)
-        self.pace.batch_items = room.items
-        gathering = Gathering(
-            flush, room, self._vbuckets, self._cursors, self._disposals, self._account.dirty
-        )
-        reset_all = yield from gathering.take(dirty)
+        room = self.commit_room(removing=bool(flush.removed))
+        self._batch_items = room.items
+        begun = [Begun.of(each) for each in dirty if each.header_dirty or each.reset_pending]
+        later = [each for each in dirty if not (each.header_dirty or each.reset_pending)]
+        resets = sum(each.reset for each in begun)
+        reset_all = 0 < resets == len(self._vbuckets)
+        for each in sorted(begun, key=lambda each: not each.vbucket.rewinding):
+            yield from self._take_begun(flush, room, each)
+            if not each.vbucket.rewinding:  # what was rolled back is taken before the first step
+                yield
+        since_yield = 0
+        for vbucket in later:
+            if not room.left:
+                self._leave(vbucket)
+            elif (  # all of it is in one commit, and if that fails nothing of it is on disk
+                vbucket.queue.live <= SHORT_ITEMS
+                and vbucket.id not in self._cursors
+                and vbucket.id not in self._drops
+                and vbucket.forgetting is None
+                and not vbucket.reset_pending
+            ):
+                records = vbucket.queue.since(vbucket.queue.persisted)
+                upto = seqno_of(records[-1]) if records else vbucket.persisted_seqno
+                room.use(records)
+                self._add(flush, vbucket, None, records, upto, vbucket.snapshot)
+                since_yield += len(records)
+            elif not (yield from self._take_portion(flush, room, vbucket, reset=False)):
+                self._leave(vbucket)
+            since_yield += VBUCKET_AS_ITEMS
+            if since_yield >= STEP_ITEMS:
+                since_yield = 0
+                yield
         # What allowed a drop of this batch must not be stored after it.
         flush.local, self._local = {**flush.local, **self._local}, {}
         local: dict[bytes, bytes | None] = {}
@@ -785,14 +458,133 @@ class Flusher:
                 local[name] = made
         flush.batch = CommitBatch(flush.changes, local, reset_all)
 
+    def _leave(self, vbucket: VBucket) -> None:
+        """Leave a dirty vBucket for the next flush, unless it was removed meanwhile."""
+        if self._vbuckets.get(vbucket.id) is vbucket:
+            self._account.dirty.append(vbucket)
+
+    def _take_begun(
+        self, flush: Flush, room: CommitRoom, begun: Begun
+    ) -> Generator[None, None, None]:
+        """Add a vBucket's share, or only the header if its history has ended."""
+        vbucket, table, header, reset = begun
+        if vbucket.table is table and (
+            yield from self._take_portion(flush, room, vbucket, reset=reset)
+        ):
+            return
+        flush.parts.append(
+            FlushPart(
+                vbucket, table, None, None, [], header.high_seqno, header.snapshot, reset, True
+            )
+        )
+        flush.changes.append(VBucketChange(vbucket.id, header, [], reset))
+        self._leave(vbucket)
+
+    def _take_portion(
+        self, flush: Flush, room: CommitRoom, vbucket: VBucket, *, reset: bool
+    ) -> Generator[None, None, bool]:
+        """Add as much of a vBucket as fits; ``False`` if its history has changed meanwhile.
+
+        All of a rollback is in one commit, however long it is; its newest item may be on disk
+        already.
+        """
+        if vbucket.reset_pending != reset:
+            return False
+        room.use_drops(len(self._drops.get(vbucket.id, ())))
+        cursor = self._open_cursor(vbucket)
+        view, snapshot = cursor.view, cursor.snapshot
+        above, forget = vbucket.forgetting or (None, frozenset())
+        if above is None:
+            records: list[bytes] = []
+            upto = cursor.position
+            while room.left and upto < view.high_seqno:
+                if records:
+                    yield
+                    if self._cursor_of(vbucket) is not cursor:
+                        return False
+                found = view.take(min(room.items, STEP_ITEMS), upto)
+                if not found:
+                    break
+                room.use(found)
+                records += found
+                upto = seqno_of(found[-1])
+        else:
+            records = list(view.records())
+            room.use(records)
+            upto = view.high_seqno
+        if upto < view.high_seqno:
+            snapshot = SnapshotRange(cursor.whole, snapshot.end)
+        self._add(flush, vbucket, cursor, records, upto, snapshot, above, sorted(forget))
+        return True
+
+    def _add(
+        self,
+        flush: Flush,
+        vbucket: VBucket,
+        cursor: Cursor | None,
+        records: list[bytes],
+        upto: int,
+        snapshot: SnapshotRange,
+        above: int | None = None,
+        forget: Sequence[bytes] = (),
+    ) -> None:
+        """Add a part to the flush, and what it does to the store; the vBucket is clean now."""
+        reset = vbucket.reset_pending
+        drop, heal = self._drops.pop(vbucket.id, ()), self._heals.pop(vbucket, ())
+        header = vbucket.header(upto, snapshot)
+        flush.parts.append(
+            FlushPart(
+                vbucket,
+                vbucket.table,
+                vbucket.queue,
+                cursor,
+                records,
+                upto,
+                snapshot,
+                reset,
+                vbucket.header_dirty,
+            )
+        )
+        flush.changes.append(
+            VBucketChange(vbucket.id, header, records, reset, drop, above, forget, heal)
+        )
+        flush.item_count += len(records)
+        vbucket.dirty = vbucket.header_dirty = vbucket.reset_pending = False
+
+    def _cursor_of(self, vbucket: VBucket) -> Cursor | None:
+        """Return the cursor of a vBucket's present queue."""
+        cursor = self._cursors.get(vbucket.id)
+        return cursor if cursor is not None and cursor.queue is vbucket.queue else None
+
+    def _open_cursor(self, vbucket: VBucket) -> Cursor:
+        """Return the cursor of a vBucket's present queue; a new one if it has none."""
+        cursor = self._cursor_of(vbucket)
+        if cursor is None:
+            self._close_cursor(vbucket)
+            start = vbucket.persisted_seqno
+            whole = last_complete_seqno(start, vbucket.persisted_snapshot)
+            view = vbucket.queue.open_view()
+            cursor = Cursor(vbucket.queue, view, start, whole, vbucket.snapshot, start)
+            self._cursors[vbucket.id] = cursor
+        return cursor
+
+    def _close_cursor(self, vbucket: VBucket) -> None:
+        cursor = self._cursors.pop(vbucket.id, None)
+        if cursor is not None:
+            cursor.view.close()
+
     def _put_back(self, flush: Flush, dirty: list[VBucket], error: Exception) -> None:
         """Put back everything that was taken by a flush which could not begin."""
         left = set(self._account.dirty)
-        self._account.dirty += [each for each in dirty if each.dirty and each not in left]
+        for vbucket in dirty:
+            if vbucket.dirty and vbucket not in left:
+                self._leave(vbucket)
         try:
             self.failed(flush, StoreError(f"{type(error).__name__}: {error}"))
         finally:  # waiters after one that raises are called by the next flush
             self._waiters += flush.waiters
+
+    # --- the commit, and what it has written ----------------------------------------------------
 
     def commit(self, flush: Flush) -> None:
         """Write the batch. This is the only slow step; it is safe in a worker thread.
@@ -810,7 +602,16 @@ class Flusher:
     def finish_in_slices(self, flush: Flush) -> Generator[None, None, None]:
         """Do what `finish` does, yielding after each short step so that others can run."""
         yield from self.tombstones.committed(flush.batch)
-        yield from settle(flush, self._cursors, self._disposals)
+        since_yield = 0
+        for part in flush.parts:
+            if part.cursor is None:
+                self._persisted(part, part.records)
+            elif self._cursors.get(part.vbucket.id) is part.cursor:
+                yield from self._settle_portion(part, part.cursor)
+            since_yield += len(part.records) + VBUCKET_AS_ITEMS
+            if since_yield >= STEP_ITEMS:
+                since_yield = 0
+                yield
         self._account.disk_works()
         if flush.item_count:
             self._account.exhausted = False  # what is clean now may be evicted
@@ -819,13 +620,48 @@ class Flusher:
         self._stats.items_flushed += flush.item_count
         flush.tell(True)
 
+    def _settle_portion(self, part: FlushPart, cursor: Cursor) -> Iterator[None]:
+        """Tell a vBucket which part of a view is on disk, a little at a time if that is much.
+
+        The cursor stays until the last step: until then the vBucket's durable seqno has not risen.
+        """
+        vbucket = part.vbucket
+        cursor.position = part.upto
+        complete = part.upto >= cursor.view.high_seqno
+        if complete:
+            cursor.view.close()
+        else:
+            cursor.view.pass_by(part.upto)
+        settled = 0
+        if not vbucket.rewinding:
+            between = SnapshotRange(cursor.whole, cursor.snapshot.end)
+            while len(part.records) - settled > SETTLE_ITEMS and part.queue is vbucket.queue:
+                few = part.records[settled : settled + SETTLE_ITEMS]
+                settled += len(few)
+                vbucket.persisted(few, seqno_of(few[-1]), between)
+                yield
+        if complete and self._cursors.get(vbucket.id) is cursor:
+            self._close_cursor(vbucket)
+        self._persisted(part, part.records[settled:])
+
+    def _persisted(self, part: FlushPart, records: list[bytes]) -> None:
+        """Tell a vBucket what is on disk now, unless that belongs to a former history."""
+        vbucket = part.vbucket
+        if part.queue is not vbucket.queue or part.table is not vbucket.table:
+            return
+        vbucket.persisted(records, part.upto, part.snapshot)
+        if vbucket.queue.live:  # beyond this batch, or accepted since it was begun
+            vbucket.mark_dirty()
+        elif part.snapshot != vbucket.snapshot:  # a branch has completed it in the meantime
+            vbucket.change_header()
+
     def failed(self, flush: Flush, error: StoreError) -> None:
         """Handle a failed commit: nothing was written; refuse writes, keep everything queued."""
         self._stats.commit_failures += 1
         # What there is will be retried; nothing else ends the refusal.
         if flush.parts or flush.removed or flush.local:
             self._account.disk_failed(str(error))
-        self._disposals.remove(flush.removed)
+        self._removed.update(flush.removed)
         self._local = {**flush.local, **self._local}
         for part in flush.parts:
             vbucket = part.vbucket
@@ -833,7 +669,3 @@ class Flusher:
             vbucket.header_dirty |= part.header
             vbucket.mark_dirty()
         flush.tell(False)
-
-
-def _has_other_history(vbucket: VBucket) -> bool:
-    return vbucket.reset_pending or vbucket.rewinding

@@ -335,9 +335,10 @@ class Tombstones:
             for gone in _seqnos_gone(change, replaced, index.newest):
                 index.discard_all(gone)
                 yield len(gone)
-        for some in _pieces(dead_among(list(change.records))):
-            self.load(change.vbucket, some)
-            yield len(some)
+        if dead := dead_among(list(change.records)):
+            for some in _pieces(dead):
+                self.load(change.vbucket, some)
+                yield len(some)
 
 
 def _seqnos_gone(

@@ -327,7 +327,7 @@ def _observed(session: BinarySession, asked: ObservedKey) -> KeyObservation:
         return KeyObservation(*asked, ObservedState.NOT_FOUND, 0)
     persisted = item.seqno <= vbucket.persisted_seqno
     if not persisted:
-        session.bucket.flusher.pace.hurry()
+        session.bucket.flusher.hurry()
     if item.life:
         state = ObservedState.NOT_FOUND if persisted else ObservedState.LOGICALLY_DELETED
     else:
@@ -347,7 +347,7 @@ def observe_seqno(session: BinarySession, request: RequestFrame) -> None:
         raise KeyNotFound(uuid)
     persisted = session.bucket.flusher.durable_seqno(vbucket)
     if persisted < vbucket.high_seqno:
-        session.bucket.flusher.pace.hurry()
+        session.bucket.flusher.hurry()
     numbers = (vbucket.id, log[0].uuid, persisted, vbucket.high_seqno)
     if place == 0:
         value = OBSERVE_SEQNO_REPLY.pack(0, *numbers)

@@ -74,9 +74,6 @@ class Trees(NamedTuple):
     stale_records: int = 0  # number of those that are
 
 
-_NO_TREES = Trees()
-
-
 @dataclass(frozen=True, slots=True)
 class StoreUsage:
     """Sizes, in bytes."""
@@ -85,7 +82,6 @@ class StoreUsage:
     map_bytes: int  # how large that may get before the store must grow
     free_bytes: int  # space inside the file that commits can use
     pinned_bytes: int = 0  # space of replaced data that they can use when open views are closed
-    trees: Trees = _NO_TREES  # what commits have to copy pages of
 
     @property
     def used_bytes(self) -> int:
@@ -226,6 +222,9 @@ class Store(Protocol):
 
     def usage(self) -> StoreUsage:
         """Return sizes for statistics."""
+
+    def trees(self) -> Trees:
+        """Return what the next commit may have to copy pages of."""
 
     def sync(self) -> None:
         """Force what was committed without syncing to the device. May run in a worker thread."""

@@ -146,19 +146,15 @@ def local_key(name: bytes) -> bytes:
 
 def sealed(key: bytes, value: bytes) -> bytes:
     """Return what is stored in ``meta`` or ``local`` for a value."""
-    return value + _seal(key, value)
+    return value + crc32(value, crc32(key)).to_bytes(SEAL_BYTES, "big")
 
 
 def unsealed(key: bytes, stored: bytes) -> bytes:
     """Return the value again; raises `StoreCorrupt`."""
     value = stored[:-SEAL_BYTES]
-    if stored[-SEAL_BYTES:] != _seal(key, value):
+    if stored != sealed(key, value):
         raise StoreCorrupt(f"what is stored as {key!r} is not what was written")
     return value
-
-
-def _seal(key: bytes, value: bytes) -> bytes:
-    return crc32(value, crc32(key)).to_bytes(SEAL_BYTES, "big")
 
 
 # --- headers ------------------------------------------------------------------------------------

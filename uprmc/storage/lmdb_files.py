@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import lmdb
 
 from uprmc.errors import StoreCorrupt, StoreError, StoreFull, StoreMapFull
 from uprmc.storage import layout
-from uprmc.storage.interface import StoreUsage, Trees
+from uprmc.storage.interface import StoreUsage
 from uprmc.storage.layout import Identity
 
 # --- read ahead -----------------------------------------------------------------------------------
@@ -407,8 +407,7 @@ class LmdbFiles:
         used = (pages + 2) * page_bytes  # two more for LMDB's own heads
         unused = max(0, file_bytes - used)
         pinned = min(pinned_pages * page_bytes, unused)
-        trees = _trees(page_bytes, *stats[1:4])
-        return StoreUsage(file_bytes, self.map_bytes(), unused - pinned, pinned, trees)
+        return StoreUsage(file_bytes, self.map_bytes(), unused - pinned, pinned)
 
 
 def missing_bytes(env: lmdb.Environment, size: int) -> int:
@@ -423,18 +422,6 @@ def check_extent(env: lmdb.Environment, meta: lmdb._Database, size: int) -> None
     missing = missing_bytes(env, size)
     if missing > 0 and size < extent:
         raise StoreCorrupt(f"{missing} bytes are missing at its end")
-
-
-def _trees(page_bytes: int, by_id: Any, by_seq: Any, stale: Any) -> Trees:
-    return Trees(
-        by_id["leaf_pages"],
-        by_seq["leaf_pages"],
-        stale["leaf_pages"],
-        sum(each["branch_pages"] for each in (by_id, by_seq, stale)),
-        (by_seq["leaf_pages"] + by_seq["overflow_pages"]) * page_bytes,
-        by_id["entries"],
-        stale["entries"],
-    )
 
 
 def _fitting(map_initial: int, map_max: int, file_bytes: int) -> int:

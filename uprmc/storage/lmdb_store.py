@@ -29,6 +29,7 @@ from uprmc.storage.interface import (
     Damaged,
     DamagedRecords,
     StoreUsage,
+    Trees,
     VBucketChange,
 )
 from uprmc.storage.layout import VBUCKET, Identity
@@ -519,7 +520,8 @@ class BatchWriter:
     def _take_marks(self, first: bytes, last: bytes) -> list[bytes]:
         """Remove the marks from one by-seq key to another; return them."""
         found = self._marks(first, last)
-        self._unmark(first, len(found))
+        if found:
+            self._unmark(first, len(found))
         return found
 
     def _marks(self, first: bytes, last: bytes) -> list[bytes]:
@@ -529,8 +531,7 @@ class BatchWriter:
 
     def _unmark(self, first: bytes, count: int) -> None:
         """Remove the first marks from a by-seq key on."""
-        if count:
-            self._stale.set_range(first)
+        self._stale.set_range(first)
         for _ in range(count):
             self._stale.delete()
 
@@ -541,7 +542,8 @@ class BatchWriter:
         entries = segments.entries(prefix, records)
         found = self._by_id.getmulti([key for key, _ in entries])
         replaced = sorted([place for _, place in found])
-        self._give_up(prefix, replaced)
+        if replaced:
+            self._give_up(prefix, replaced)
         first = prefix + records[0][SEQNO]
         last = self._last(prefix)
         if last >= first:
@@ -862,14 +864,31 @@ class LmdbStore:
 
     def usage(self) -> StoreUsage:
         """Return sizes for statistics."""
+        oldest = min((view.transaction for view in self._views), default=None)
         try:
-            return self._files.usage(self._pinned_pages())
+            return self._files.usage(self._pinned.count(oldest))
         except lmdb.Error as error:
             raise store_error(error) from error
 
-    def _pinned_pages(self) -> int:
-        oldest = min((view.transaction for view in self._views), default=None)
-        return self._pinned.count(oldest)
+    def trees(self) -> Trees:
+        """Return what the next commit may have to copy pages of."""
+        databases = self._files.databases
+        try:
+            with self._files.env.begin() as txn:
+                by_id, by_seq, stale = (
+                    txn.stat(each) for each in (databases.by_id, databases.by_seq, databases.stale)
+                )
+        except lmdb.Error as error:
+            raise store_error(error) from error
+        return Trees(
+            by_id["leaf_pages"],
+            by_seq["leaf_pages"],
+            stale["leaf_pages"],
+            by_id["branch_pages"] + by_seq["branch_pages"] + stale["branch_pages"],
+            (by_seq["leaf_pages"] + by_seq["overflow_pages"]) * by_seq["psize"],
+            by_id["entries"],
+            stale["entries"],
+        )
 
     def sync(self) -> None:
         """Force what was committed without syncing to the device."""

@@ -14,7 +14,7 @@ from weakref import WeakSet
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
 from uprmc.record import ABSENT, KIND_AT, SEQNO, key_of, seqno_of, unpack, without_value
-from uprmc.storage.interface import CommitBatch, Damaged, StoreUsage, VBucketChange
+from uprmc.storage.interface import CommitBatch, Damaged, StoreUsage, Trees, VBucketChange
 
 # --- batch check ----------------------------------------------------------------------------------
 # What every store refuses to commit: a batch that would leave its two indexes at odds.
@@ -273,6 +273,10 @@ class MemoryStore:
             for key, record in vbucket.records.items()
         )
         return StoreUsage(file_bytes=used, map_bytes=used, free_bytes=0)
+
+    def trees(self) -> Trees:
+        """Return nothing: a commit copies no pages."""
+        return Trees()
 
     def sync(self) -> None:
         """Make everything committed so far survive a power loss."""

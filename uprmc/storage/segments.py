@@ -212,23 +212,28 @@ def packed(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
         length = len(record)
         size += _ENTRY_BYTES + length
         if at > begin and (size > SEGMENT_BYTES or length > SHARING_BYTES):
-            found.append(_segment(prefix, records[begin:at]))
+            key = prefix + records[at - 1][SEQNO]
+            found.append((key, join(key, records[begin:at])))
             begin, size = at, _COUNT_END + _ENTRY_BYTES + length
         if length > SHARING_BYTES:
             size = SEGMENT_BYTES
     if records:
-        found.append(_segment(prefix, records[begin:]))
+        key = prefix + records[-1][SEQNO]
+        found.append((key, join(key, records[begin:])))
     return found
-
-
-def _segment(prefix: bytes, records: list[bytes]) -> tuple[bytes, bytes]:
-    key = prefix + records[-1][SEQNO]
-    return key, join(key, records)
 
 
 def entries(prefix: bytes, records: list[bytes]) -> list[tuple[bytes, bytes]]:
     """Return (by-id key, place) of records, in the order of their keys."""
-    return sorted([(prefix + key_of(record), _place_of(record)) for record in records])
+    return sorted(
+        [
+            (
+                prefix + key_of(record),
+                record[SEQNO] if len(record) <= SHARING_BYTES else record[SEQNO] + ALONE,
+            )
+            for record in records
+        ]
+    )
 
 
 def unlist(by_id: Any, prefix: bytes, drop: Sequence[tuple[bytes, int]]) -> list[int]:
@@ -260,10 +265,6 @@ def _unlisted(by_id: Any, seqno: int) -> bool:
         return False
     by_id.delete()
     return True
-
-
-def _place_of(record: bytes) -> bytes:
-    return record[SEQNO] if len(record) <= SHARING_BYTES else record[SEQNO] + ALONE
 
 
 if form.FORM == form.COMPILED and not TYPE_CHECKING:

@@ -711,7 +711,7 @@ class ReplicaLink(Receiver):
         """Tell the flusher whether this link is far behind."""
         if far is not self._is_far:
             self._is_far = far
-            self.hub.bucket.flusher.pace.filling += 1 if far else -1
+            self.hub.bucket.flusher.filling += 1 if far else -1
 
     def _seqnos_came(self, reply: ResponseFrame) -> None:
         self._asks_seqnos = False

@@ -206,7 +206,9 @@ class FlushDriver:
         try:
             flush = yield self._work.do(self._bucket.flusher.begin_in_slices())
             if flush is not None:
-                yield from self._timed_commit(flush)
+                began = self._reactor.seconds()
+                yield from self._commit(flush)
+                self._bucket.timings.disk_commit.add(self._reactor.seconds() - began)
         except Exception as error:
             refusal = self._refusal(error)
             self._note_failure(refusal)
@@ -244,11 +246,6 @@ class FlushDriver:
                 flush.tell(ok)
             except Exception:
                 _flush_log.failure("waiter_broke")
-
-    def _timed_commit(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
-        began = self._reactor.seconds()
-        yield from self._commit(flush)
-        self._bucket.timings.disk_commit.add(self._reactor.seconds() - began)
 
     def _commit(self, flush: Flush) -> Generator[Deferred[Any], Any, None]:
         """Commit in the worker; make room in the store as often as that takes.
