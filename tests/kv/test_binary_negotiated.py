@@ -163,8 +163,8 @@ def test_what_hello_grants_holds_for_the_very_next_command(rig: Rig, together: b
 def test_a_second_hello_takes_back_what_it_does_not_ask_for(peer: Peer) -> None:
     said = peer.say(hello(SEQNOS, XERROR, JSON), hello(), store(SET, b"k", b"1"))
     assert len(said) == len(granted(SEQNOS, XERROR, JSON)) + len(granted()) + 24
-    assert not peer.session.with_lock_errors
-    assert peer.session.datatypes == 0
+    assert not peer.session.negotiated.lock_errors
+    assert peer.session.negotiated.datatypes == 0
 
 
 def test_the_json_bit_is_kept_for_those_who_know_it(peer: Peer) -> None:

@@ -237,12 +237,15 @@ def _purge_what_is_not_due(patch: pytest.MonkeyPatch) -> None:
 
 def _ignore_known_versions(patch: pytest.MonkeyPatch) -> None:
     """Look at the newest only, and think it unknown."""
-    made = producer.AskedPlace
+    admit = producer.admit
 
-    def careless(request: Any, versions: Any, *rest: Any) -> Any:
-        return made(request._replace(uuid=1) if versions else request, (), *rest)
+    def careless(vbucket: Any, start: Any, **rest: Any) -> Any:
+        if start.options.known_versions:
+            options = start.options._replace(known_versions=())
+            start = start._replace(request=start.request._replace(uuid=1), options=options)
+        return admit(vbucket, start, **rest)
 
-    patch.setattr(producer, "AskedPlace", careless)
+    patch.setattr(producer, "admit", careless)
 
 
 def _send_the_log_oldest_first(patch: pytest.MonkeyPatch) -> None:

@@ -341,7 +341,9 @@ def xdcr(session: BinarySession, request: RequestFrame) -> None:
         resume()
 
     def refused(error: CommandError) -> None:
-        status, text = refusal_of(error, request.opcode, with_lock_errors=session.with_lock_errors)
+        status, text = refusal_of(
+            error, request.opcode, with_lock_errors=session.negotiated.lock_errors
+        )
         session.reply(request, status, value=text)
         resume()
 

@@ -74,6 +74,7 @@ from uprmc.protocol.opcodes import (
 )
 from uprmc.protocol.tap import PUSHED
 from uprmc.record import EXPIRY, READ_PLAIN, READ_PLAIN_FOREVER, TAIL_BYTES, expiry_bytes, tail_at
+from uprmc.upr.peer import Negotiated
 
 #: Versions created elsewhere, which may have to be compared with tombstones on disk.
 _WITH_META = frozenset(
@@ -136,13 +137,9 @@ class BinarySession(Conversation):
         "_push",
         "bucket",
         "by_key",
-        "datatypes",
-        "greeted",
+        "negotiated",
         "stats",
-        "with_lock_errors",
-        "with_origins",
         "with_seqnos",
-        "with_terms",
     )
 
     def __init__(self, services: Services, wake: Callable[[], None], *, by_key: bool) -> None:
@@ -152,17 +149,9 @@ class BinarySession(Conversation):
         self.stats = bucket.stats
         # The vBucket is computed from the key, and the header's field is ignored.
         self.by_key = by_key
-        # Datatype bits that the peer understands; others are not sent to it.
-        self.datatypes = 0
-        # The peer has sent HELLO, which peers of 2014 rarely did.
-        self.greeted = False
-        # What HELLO has agreed on: replies to changes carry (vb_uuid, seqno); locked keys get their
-        # own status instead of temporary failure; failover logs and seqnos include terms;
-        # GET_VERSION and streams tell where a version was first accepted.
+        # What HELLO has agreed on, and that replies to changes carry (vb_uuid, seqno).
+        self.negotiated = Negotiated()
         self.with_seqnos = False
-        self.with_lock_errors = False
-        self.with_terms = False
-        self.with_origins = False
         self._push: TapPush | None = None
         door = services.door
         self._denied = denied_opcodes(door.roles) if door is not None else _NOTHING
@@ -534,7 +523,7 @@ class BinarySession(Conversation):
         self._send(self._refusal(opcode, opaque, error))
 
     def _refusal(self, opcode: int, opaque: int, error: Exception) -> bytes:
-        status, text = refusal_of(error, opcode, with_lock_errors=self.with_lock_errors)
+        status, text = refusal_of(error, opcode, with_lock_errors=self.negotiated.lock_errors)
         return _error_reply(opcode, status, opaque, text)
 
     def _send_status(self, opcode: int, status: Status, opaque: int) -> None:
@@ -580,7 +569,7 @@ class BinarySession(Conversation):
             request.opcode,
             len(key),
             len(extras),
-            datatype & self.datatypes,
+            datatype & self.negotiated.datatypes,
             status,
             len(extras) + len(key) + len(value),
             request.opaque,

@@ -30,6 +30,7 @@ from uprmc.protocol.error_map import error_map
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import DataType, Feature, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import OPEN_EXTRAS, TERM_EXTRAS, encode_failover_log
+from uprmc.upr.peer import Negotiated
 
 if TYPE_CHECKING:
     from uprmc.kv.binary import BinarySession, Handler
@@ -90,12 +91,14 @@ def hello(session: BinarySession, request: RequestFrame) -> None:
     asked = dict.fromkeys(decode_hello(request.value))
     granted = [number for number in asked if number in _GRANTED]
     json = Feature.JSON in granted or Feature.DATATYPE in granted
-    session.greeted = True
-    session.datatypes = int(DataType.JSON) if json else 0
+    session.negotiated = Negotiated(
+        greeted=True,
+        datatypes=int(DataType.JSON) if json else 0,
+        lock_errors=Feature.XERROR in granted,
+        terms=Feature.TERMS in granted,
+        origins=Feature.ORIGINS in granted,
+    )
     session.with_seqnos = Feature.MUTATION_SEQNO in granted
-    session.with_lock_errors = Feature.XERROR in granted
-    session.with_terms = Feature.TERMS in granted
-    session.with_origins = Feature.ORIGINS in granted
     session.reply(request, value=encode_hello(granted))
 
 
@@ -336,14 +339,16 @@ def open_(session: BinarySession, request: RequestFrame) -> None:
     _, flags = OPEN_EXTRAS.unpack(request.extras)
     if len(request.key) > NAME_MAX_BYTES:
         raise InvalidArguments("the name is too long")
-    if session.greeted and flags & ~int(_KNOWN_FLAGS):  # ~ of flags drops bits without a name
+    if session.negotiated.greeted and flags & ~int(
+        _KNOWN_FLAGS
+    ):  # ~ of flags drops bits without a name
         raise InvalidArguments(f"flags {flags:#x} are not supported")
     session.open_upr(request, flags)
 
 
 def get_failover_log(session: BinarySession, request: RequestFrame) -> None:
     """Answer a vBucket's failover log; before OPEN only to modern peers."""
-    if not session.greeted:
+    if not session.negotiated.greeted:
         raise OutOfPlace("a failover log was requested before OPEN")
     vbucket = session.bucket.vbuckets.get(request.vbucket)
     if vbucket is None:
@@ -353,7 +358,7 @@ def get_failover_log(session: BinarySession, request: RequestFrame) -> None:
 
 def send_failover_log(session: BinarySession, request: RequestFrame, vbucket: VBucket) -> None:
     """Answer a vBucket's failover log, with its term if terms were granted."""
-    extras = TERM_EXTRAS.pack(vbucket.term) if session.with_terms else b""
+    extras = TERM_EXTRAS.pack(vbucket.term) if session.negotiated.terms else b""
     session.reply(request, extras=extras, value=encode_failover_log(vbucket.failover_log))
 
 

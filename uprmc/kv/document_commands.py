@@ -126,7 +126,7 @@ def unlock(session: BinarySession, request: RequestFrame) -> None:
     try:
         vbucket.unlock(request.key, request.cas)
     except NotLocked:
-        if session.with_lock_errors and request.key in vbucket.locks:
+        if session.negotiated.lock_errors and request.key in vbucket.locks:
             raise Locked(request.key) from None  # by another client, whose lock has not expired
         raise
     session.reply(request, value=b"UNLOCKED")
@@ -189,7 +189,7 @@ def store(session: BinarySession, request: RequestFrame) -> None:
         flags,
         absolute_expiry(exptime, session.now()),
         request.cas,
-        request.datatype & session.datatypes,
+        request.datatype & session.negotiated.datatypes,
         mode,
     )
     session.changed(request, vbucket, item.cas)
@@ -235,7 +235,7 @@ def delete(session: BinarySession, request: RequestFrame) -> None:
     """Delete a document. memcached's reply has no CAS; that of present servers has, after HELLO."""
     vbucket = session.locate(request)
     tombstone = operations.delete(session.bucket, vbucket, request.key, request.cas)
-    session.changed(request, vbucket, tombstone.cas if session.greeted else 0)
+    session.changed(request, vbucket, tombstone.cas if session.negotiated.greeted else 0)
 
 
 def flush(session: BinarySession, request: RequestFrame) -> None:
@@ -426,7 +426,7 @@ def get_version(session: BinarySession, request: RequestFrame) -> None:
             raise NotResident(vbucket.id, (request.key,))
         value = item.value
     numbers = (item.seqno, item.rev, item.flags, item.expiry, item.life)
-    if item.origin is not None and session.with_origins:
+    if item.origin is not None and session.negotiated.origins:
         extras = GET_VERSION_ORIGIN_EXTRAS.pack(*numbers, *item.origin)
     else:
         extras = GET_VERSION_REPLY_EXTRAS.pack(*numbers)
@@ -470,13 +470,13 @@ def _accept(
         raise RemoteProtocolError("a deletion with a value")
     if session.exceeds_item_limit(len(request.key), len(value)):
         raise TooLarge(request.key)
-    options = _options(meta.options, greeted=session.greeted)
+    options = _options(meta.options, greeted=session.negotiated.greeted)
     if options & _IS_EXPIRATION:
         if not life:
             raise InvalidArguments("only a deletion can be an expiration")
         life = Life.EXPIRED
     vbucket = session.locate(request)
-    datatype = 0 if life else request.datatype & session.datatypes
+    datatype = 0 if life else request.datatype & session.negotiated.datatypes
     front = (life, datatype, meta.exptime, len(request.key), meta.rev, 0)
     version = build(front, request.key, meta.cas, meta.flags, value, origin)
     demand = _NOTHING_ELSE
@@ -540,7 +540,7 @@ def return_meta(session: BinarySession, request: RequestFrame) -> None:
             flags,
             absolute_expiry(exptime, session.now()),
             request.cas,
-            request.datatype & session.datatypes,
+            request.datatype & session.negotiated.datatypes,
             StoreMode.ADD if kind == ReturnMetaKind.ADD else StoreMode.SET,
         )
         stats.ops_set_ret_meta += 1

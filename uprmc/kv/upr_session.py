@@ -69,7 +69,7 @@ from uprmc.protocol.watermarks_many import (
     encode_refused,
 )
 from uprmc.upr.consumer import Consumer
-from uprmc.upr.peer import Answer, Due, Negotiated, Peer
+from uprmc.upr.peer import Answer, Due, Peer
 from uprmc.upr.producer import Producer
 
 # --- many streams at once -----------------------------------------------------------------------
@@ -231,23 +231,6 @@ _MANY: dict[int, Answers] = {
 }
 
 
-def _side(
-    before: BinarySession,
-    wake: Callable[[], None],
-    hang_up: Callable[[str], None],
-    opening: RequestFrame,
-    flags: int,
-) -> Peer:
-    """Return the side of the conversation that the flags of an OPEN ask us to take."""
-    hub = before.services.upr
-    if not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER):
-        return Consumer(hub, opening, wake, hang_up)
-    negotiated = Negotiated(
-        before.greeted, before.datatypes, before.with_terms, before.with_origins
-    )
-    return Producer(hub, opening, flags, negotiated, wake, hang_up)
-
-
 class UprSession(BinarySession):
     """A session with streams.
 
@@ -269,13 +252,18 @@ class UprSession(BinarySession):
     ) -> None:
         """Take over from `before`, which got `opening` with `flags`."""
         super().__init__(before.services, wake, by_key=before.by_key)
-        _agree(self, before)
+        self.negotiated, self.with_seqnos = before.negotiated, before.with_seqnos
         self._gentle_left = GENTLE_BYTES
         self._pausing = False
         self._sent = 0
         self.drained = False  # the last pull has left nothing, see `ports.Draining`
-        self.peer = _side(before, wake, self._hang_up, opening, flags)
-        consumes = isinstance(self.peer, Consumer)
+        hub = before.services.upr
+        consumes = not flags & (OpenFlag.PRODUCER | OpenFlag.NOTIFIER)
+        self.peer: Peer = (
+            Consumer(hub, opening.key, wake, self._hang_up)
+            if consumes
+            else Producer(hub, opening, flags, before.negotiated, wake, self._hang_up)
+        )
         most = before.services.settings.max_frame_bytes
         self._answer_max_bytes = most if consumes else _ANSWER_MAX_BYTES
         self._version_max_bytes = most
@@ -443,7 +431,7 @@ class UprSession(BinarySession):
             self._refuse(opcode, request.opaque, error)
         else:
             if opcode == Opcode.UPR_CONTROL and isinstance(self.peer, Producer):
-                self.with_origins = self.peer.options.origins
+                self.negotiated = self.negotiated._replace(origins=self.peer.options.origins)
             if answer is not None:
                 self.reply(request, extras=answer.extras, value=answer.value)
         return True
@@ -489,16 +477,6 @@ def _operation(request: RequestFrame) -> int:
     return int(REPORTS_EXTRAS.unpack(request.extras)[2])
 
 
-def _agree(session: BinarySession, before: BinarySession) -> None:
-    """Take over what the peer has negotiated."""
-    session.greeted = before.greeted
-    session.datatypes = before.datatypes
-    session.with_seqnos = before.with_seqnos
-    session.with_lock_errors = before.with_lock_errors
-    session.with_terms = before.with_terms
-    session.with_origins = before.with_origins
-
-
 class ClientSession(BinarySession):
     """A binary conversation before an OPEN."""
 
@@ -507,7 +485,7 @@ class ClientSession(BinarySession):
     def begin_anew(self) -> None:
         """Let a session of the same kind carry the conversation on for another user."""
         successor = ClientSession(self.services, self._wake, by_key=self.by_key)
-        _agree(successor, self)
+        successor.negotiated, successor.with_seqnos = self.negotiated, self.with_seqnos
         self._become(successor)
 
     def open_upr(self, opening: RequestFrame, flags: int) -> None:

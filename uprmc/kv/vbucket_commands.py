@@ -235,7 +235,7 @@ def all_seqnos(session: BinarySession, request: RequestFrame) -> None:
     states = _states_asked(request.extras)
     vbuckets = sorted(_warm(session.bucket).vbuckets.items())
     asked = [(number, each) for number, each in vbuckets if each.state in states]
-    if session.with_terms:
+    if session.negotiated.terms:
         rows = [(number, _safe_seqno(each), each.term) for number, each in asked]
         session.reply(request, value=encode_vbucket_seqno_terms(rows))
     else:
@@ -273,7 +273,7 @@ def failover_log(session: BinarySession, request: RequestFrame) -> None:
 def tell_terms(session: BinarySession, request: RequestFrame) -> None:
     """Learn of promotions elsewhere from somebody who shares a vBucket's history.
 
-    As a stream request with a higher term teaches it (`upr.produce.admission.check_term`).
+    As a stream request with a higher term teaches it (`upr.admission.check_term`).
     """
     bucket = session.bucket
     try:

@@ -5,17 +5,16 @@ Rows D24 to D26, P07 to P12.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from uprmc.config import UprSettings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.failover_log import shares_history
 from uprmc.engine.reading import EngineLease
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import KeyExists, NotMyVBucket, RollbackRequired, TemporaryFailure
-from uprmc.model import SEQNO_MAX, SEQNO_NONE, FailoverEntry, SnapshotRange, VBucketState
+from uprmc.model import SEQNO_MAX, SEQNO_NONE, SnapshotRange, VBucketState
 from uprmc.protocol.opcodes import StreamFlag
 from uprmc.protocol.upr import StreamRequest
+from uprmc.protocol.upr_many import StreamStart
 from uprmc.rollback import (
     ConsumerPosition,
     Rule,
@@ -41,14 +40,6 @@ _FROM_ACTIVE = _ACTIVE_ONLY | _TAKEOVER
 _SERVED = (VBucketState.ACTIVE, VBucketState.REPLICA)
 
 
-class AskedPlace(NamedTuple):
-    """A stream request, with what its value added to it."""
-
-    request: StreamRequest  # its extras
-    known_versions: tuple[FailoverEntry, ...] = ()  # see `engine.rollback.Position`
-    repeated: bool = False  # whether the connection has a stream of this vBucket already
-
-
 def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
     """Return the vBucket to stream from.
 
@@ -68,7 +59,7 @@ def locate(bucket: Bucket, number: int, flags: int) -> VBucket:
     return vbucket
 
 
-def check_term(bucket: Bucket, number: int, asked: AskedPlace, term: int) -> None:
+def check_term(bucket: Bucket, start: StreamStart) -> None:
     """Refuse who knows of a later promotion; who shares our history deposes us with that.
 
     In any state it is remembered, so that a promotion here is above it.
@@ -76,19 +67,21 @@ def check_term(bucket: Bucket, number: int, asked: AskedPlace, term: int) -> Non
     Raises:
         NotMyVBucket: this node's term is lower.
     """
-    vbucket = bucket.vbuckets.get(number) if bucket.traffic else None
+    vbucket = bucket.vbuckets.get(start.vbucket) if bucket.traffic else None
+    term = start.options.term
     if vbucket is None or term <= vbucket.term:
         return
-    known = [entry.uuid for entry in asked.known_versions]
-    if shares_history(vbucket.failover_log, [asked.request.uuid, *known]):
+    known = [entry.uuid for entry in start.options.known_versions]
+    if shares_history(vbucket.failover_log, [start.request.uuid, *known]):
         bucket.learn_term(vbucket, term)
     raise NotMyVBucket(vbucket.id)
 
 
 def admit(
     vbucket: VBucket,
-    asked: AskedPlace,
+    start: StreamStart,
     *,
+    repeated: bool,
     persisted_seqno: int,
     settings: UprSettings,
     floor: int = 0,
@@ -97,7 +90,8 @@ def admit(
 
     Args:
         vbucket: what is asked for; `locate` found it.
-        asked: the request.
+        start: the request.
+        repeated: whether the connection streams this vBucket already.
         persisted_seqno: up to where the disk holds everything.
         settings: which server's rules apply.
         floor: of the build that the request continues, 0 = none: the consumer misses only
@@ -112,7 +106,7 @@ def admit(
             yet; by the rules of 2014 also when the vBucket is being filled.
     """
     rule = Rule(settings.rollback_rule)
-    request = asked.request
+    request = start.request
     if request.flags & _FROM_LATEST:
         high = vbucket.high_seqno
         request = request._replace(
@@ -125,10 +119,10 @@ def admit(
         _check_filled(vbucket)
         request = request._replace(flags=request.flags | _IGNORE_PURGED)
         request = _with_end(request, vbucket, persisted_seqno)
-    position = _position(request, asked.known_versions)
+    position = _position(request, start)
     check_versions(position, settings.known_versions)
     check_range(position, request.end_seqno)
-    _check_free(asked)
+    _check_free(repeated)
     held = _held(vbucket, floor)
     _check_history(held, position, request.flags, rule, _reached(vbucket))
     if rule is Rule.CURRENT:
@@ -143,25 +137,27 @@ def _check_filled(vbucket: VBucket) -> None:
         raise TemporaryFailure("the vBucket is being filled")
 
 
-def admit_notifier(vbucket: VBucket, asked: AskedPlace, settings: UprSettings) -> StreamRequest:
+def admit_notifier(
+    vbucket: VBucket, start: StreamStart, settings: UprSettings, *, repeated: bool
+) -> StreamRequest:
     """Return the request of a peer that only waits for news; its ranges do not matter.
 
     Raises:
         RollbackRequired, InvalidArguments, KeyExists, TemporaryFailure: as `admit`.
     """
-    request = asked.request
-    start = min(request.start_seqno, vbucket.high_seqno)
-    at = request._replace(start_seqno=start, snapshot_start=start, snapshot_end=start)
-    position = _position(at, asked.known_versions)
+    request = start.request
+    seqno = min(request.start_seqno, vbucket.high_seqno)
+    at = request._replace(start_seqno=seqno, snapshot_start=seqno, snapshot_end=seqno)
+    position = _position(at, start)
     check_versions(position, settings.known_versions)
-    _check_free(asked)
+    _check_free(repeated)
     rule = Rule(settings.rollback_rule)
     _check_history(_held(vbucket), position, request.flags, rule, _reached(vbucket))
     return request
 
 
 def admit_to_lease(
-    lease: EngineLease, vbucket: int, asked: AskedPlace, settings: UprSettings, floor: int = 0
+    lease: EngineLease, start: StreamStart, settings: UprSettings, *, repeated: bool, floor: int = 0
 ) -> StreamRequest:
     """Return the request of a peer that reads from a lease: to the end of what the lease has.
 
@@ -171,14 +167,14 @@ def admit_to_lease(
         NotMyVBucket: the lease does not hold this vBucket.
         RangeExceeded, RollbackRequired, InvalidArguments, KeyExists: as `admit`.
     """
-    held = lease.held.get(vbucket)
+    held = lease.held.get(start.vbucket)
     if held is None:
-        raise NotMyVBucket(vbucket)
-    request = asked.request
-    position = _position(request, asked.known_versions)
+        raise NotMyVBucket(start.vbucket)
+    request = start.request
+    position = _position(request, start)
     check_versions(position, settings.known_versions)
     check_range(position, request.end_seqno)
-    _check_free(asked)
+    _check_free(repeated)
     rule = Rule(settings.rollback_rule)
     _check_history(_spared(held, floor), position, request.flags, rule, SEQNO_MAX)
     check_reach(request.start_seqno, held.high_seqno, held.high_seqno)
@@ -195,13 +191,14 @@ def _spared(held: VBucketHoldings, floor: int) -> VBucketHoldings:
     return held._replace(purge_seqno=SEQNO_NONE) if floor >= held.purge_seqno else held
 
 
-def _position(request: StreamRequest, known: tuple[FailoverEntry, ...]) -> ConsumerPosition:
+def _position(request: StreamRequest, start: StreamStart) -> ConsumerPosition:
     snapshot = SnapshotRange(request.snapshot_start, request.snapshot_end)
+    known = start.options.known_versions
     return ConsumerPosition(request.start_seqno, snapshot, request.uuid, known)
 
 
-def _check_free(asked: AskedPlace) -> None:
-    if asked.repeated:
+def _check_free(repeated: bool) -> None:
+    if repeated:
         raise KeyExists("there is a stream of this vBucket")
 
 

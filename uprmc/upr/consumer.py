@@ -38,7 +38,7 @@ class Consumer(Receiver):
     def __init__(
         self,
         hub: Hub,
-        opening: RequestFrame,
+        name: bytes,
         wake: Callable[[], None],
         hang_up: Callable[[str], None],
     ) -> None:
@@ -46,7 +46,7 @@ class Consumer(Receiver):
 
         `hang_up` is called with the reason when the connection is to be closed.
         """
-        super().__init__(hub, opening.key, wake)
+        super().__init__(hub, name, wake)
         self._hang_up = hang_up
         self._greeted = False
         hub.join_consumer(self)

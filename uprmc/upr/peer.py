@@ -21,12 +21,13 @@ class Answer(NamedTuple):
 
 
 class Negotiated(NamedTuple):
-    """What HELLO has granted a connection before its OPEN."""
+    """What HELLO has granted a connection."""
 
-    greeted: bool = False  # it has said HELLO, as peers of today do
-    datatypes: int = 0  # datatype bits that it understands
-    terms: bool = False  # it is told terms
-    origins: bool = False  # it is told where items were accepted
+    greeted: bool = False  # it has said HELLO, which peers of 2014 rarely did
+    datatypes: int = 0  # datatype bits that it understands; others are not sent to it
+    lock_errors: bool = False  # locked keys get their own status, not temporary failure
+    terms: bool = False  # failover logs and seqnos come with terms
+    origins: bool = False  # GET_VERSION and streams say where a version was first accepted
 
 
 class Due(Enum):

@@ -43,7 +43,6 @@ from uprmc.protocol.upr_many import StreamStart, decode_stream_requests
 from uprmc.protocol.watermarks_many import OneReport, ReportsHead, decode_reports
 from uprmc.remote.undo import question, version
 from uprmc.upr.admission import (
-    AskedPlace,
     admit,
     admit_notifier,
     admit_to_lease,
@@ -51,6 +50,7 @@ from uprmc.upr.admission import (
     locate,
 )
 from uprmc.upr.feed import Feed
+from uprmc.upr.frames import Form
 from uprmc.upr.hub import Hub
 from uprmc.upr.options import UprOptions, form_of, set_option
 from uprmc.upr.peer import Answer, Due, KeepAlive, Negotiated
@@ -265,19 +265,16 @@ class Producer:
         Raises:
             CommandError, RemoteProtocolError: refused.
         """
-        options, number = start.options, start.vbucket
+        options = start.options
         self._check_negotiated(options)
-        asked = AskedPlace(
-            start.request, tuple(options.known_versions), number in self.feed.streams
-        )
         stream: Stream
         if options.lease:
-            stream, log = self._leased_stream(start, asked)
+            stream, log = self._leased_stream(start)
         else:
             bucket = self._hub.bucket
-            check_term(bucket, number, asked, options.term)
-            vbucket = locate(bucket, number, start.request.flags)
-            stream = self._new_stream(vbucket, start.opaque, asked, first_generation)
+            check_term(bucket, start)
+            vbucket = locate(bucket, start.vbucket, start.request.flags)
+            stream = self._new_stream(vbucket, start, first_generation)
             log = vbucket.failover_log
         self.feed.add(stream)
         told = log if options.whole_log else log[:1]
@@ -291,42 +288,40 @@ class Producer:
         if options.term and not self.options.terms:
             raise InvalidArguments("terms were not negotiated")
 
-    def _leased_stream(
-        self, start: StreamStart, asked: AskedPlace
-    ) -> tuple[LeaseStream, FailoverLog]:
+    def _leased_stream(self, start: StreamStart) -> tuple[LeaseStream, FailoverLog]:
         """Read from a lease: it holds the data, so what the vBucket is now does not matter."""
         number = start.vbucket
         lease = self._hub.leases.find(start.options.lease)
         vbucket = lease.vbuckets.get(number)
         floor = 0 if vbucket is None else self.registration.floor(vbucket)
-        admitted = admit_to_lease(lease, number, asked, self._hub.settings, floor)
-        form = form_of(self.flags, self.negotiated.datatypes, self.options)
-        stream = LeaseStream(self.feed, number, start.opaque, admitted, form, lease)
+        admitted = admit_to_lease(
+            lease, start, self._hub.settings, repeated=number in self.feed.streams, floor=floor
+        )
+        stream = LeaseStream(self.feed, number, start.opaque, admitted, self._form(), lease)
         end_seqno = lease.held[number].high_seqno
         self._follow(stream, admitted, end_seqno, floor, reader=lease.reader)
         return stream, lease.held[number].failover_log
 
-    def _new_stream(
-        self, vbucket: VBucket, opaque: int, asked: AskedPlace, first_generation: bool
-    ) -> Stream:
-        hub, feed = self._hub, self.feed
-        form = form_of(self.flags, self.negotiated.datatypes, self.options)
+    def _new_stream(self, vbucket: VBucket, start: StreamStart, first_generation: bool) -> Stream:
+        hub, feed, opaque, form = self._hub, self.feed, start.opaque, self._form()
+        repeated = vbucket.id in feed.streams
         if self.is_notifier:
-            noted = admit_notifier(vbucket, asked, hub.settings)
+            noted = admit_notifier(vbucket, start, hub.settings, repeated=repeated)
             return NotifierStream(feed, vbucket, opaque, noted, form)
         if self._connected is not None and self.options.buffer_bytes:
-            self._connected.begin(vbucket.id, asked.request)
+            self._connected.begin(vbucket.id, start.request)
         floor = self.registration.floor(vbucket)
         try:
             admitted = admit(
                 vbucket,
-                asked,
+                start,
+                repeated=repeated,
                 persisted_seqno=hub.bucket.flusher.durable_seqno(vbucket),
                 settings=hub.settings,
                 floor=floor,
             )
         except RollbackRequired:
-            self.registration.refused(vbucket, asked.request.start_seqno)
+            self.registration.refused(vbucket, start.request.start_seqno)
             raise
         if admitted.flags & _TAKEOVER:
             if hub.bucket.flusher.paused:
@@ -335,6 +330,10 @@ class Producer:
         stream = Stream(feed, vbucket, opaque, admitted, form, first_generation=first_generation)
         self._follow(stream, admitted, vbucket.high_seqno, floor)
         return stream
+
+    def _form(self) -> Form:
+        """Return how the peer wants its items."""
+        return form_of(self.flags, self.negotiated.datatypes, self.options)
 
     def _follow(
         self,
