@@ -2,7 +2,7 @@
 
 Examples talk to a real node (LMDB in a temporary directory, all 1,024 vBuckets) whose sessions are
 driven by hand: there is no socket, no time passes and no commit happens unless the example says so.
-How examples are written is told in ``docs/protocol.md``, "How to read the examples".
+How examples are written is told in ``docs/protocol.md``, "How to read layouts and examples".
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ SECURITY = _page("security")
 BACKGROUND = _page("background")
 TROUBLESHOOTING = _page("troubleshooting")
 STATISTICS = _page("statistics")
+TAP_MESSAGES = _page("tap-messages")
 
 ON_DISK = "everything is written to disk"
 CLOSED = "the server closes the connection"
@@ -64,7 +66,51 @@ class Example:
 def examples(document: str) -> Iterator[Example]:
     for found in re.finditer(r"^```(hex|hex upr|memcached)\n(.*?)^```$", document, re.M | re.S):
         line = document.count("\n", 0, found.start()) + 1
-        yield Example(found[1], line, tuple(found[2].splitlines()))
+        lines = chain.from_iterable(map(_expanded, found[2].splitlines()))
+        yield Example(found[1], line, tuple(lines))
+
+
+_STORED = re.compile(r"\* (\S.*) (?:is|are) stored(?: in vBucket (\d+))?")
+_OPEN = "* a producer is open"
+_CONTROL = re.compile(r"\* CONTROL (\w+) = (\S+)")
+_REQUESTED = re.compile(r"\* the stream of vBucket (\d+) is requested")
+
+
+def _expanded(line: str) -> list[str]:
+    """Return the frames that a line of an example stands for, or the line."""
+    if found := _STORED.fullmatch(line):
+        return [
+            part
+            for pair in found[1].split(", ")
+            for key, _, value in (pair.partition("="),)
+            for part in _frame(
+                "> 80 11", key.encode(), bytes(8), value.encode(), int(found[2] or 0)
+            )
+        ]
+    if line == _OPEN:
+        return [*_frame("> 80 50", b"idx", bytes(7) + b"\1"), *_frame("< 81 50")]
+    if found := _CONTROL.fullmatch(line):
+        key, value = found[1].encode(), found[2].encode()
+        return [*_frame("> 80 5e", key, value=value), *_frame("< 81 5e")]
+    if found := _REQUESTED.fullmatch(line):
+        extras = bytes(16) + b"\xff" * 8 + bytes(24)
+        accepted = "< 81 53 0000 00 00 0000 00000010 00001001 0000000000000000"
+        asked = _frame("> 80 53", extras=extras, vbucket=int(found[1]), opaque=0x1001)
+        return [*asked, accepted, f"< ................ {'0' * 16}"]
+    return [line]
+
+
+def _frame(
+    start: str,
+    key: bytes = b"",
+    extras: bytes = b"",
+    value: bytes = b"",
+    vbucket: int = 0,
+    opaque: int = 0,
+) -> list[str]:
+    body = extras + key + value
+    head = f"{start} {len(key):04x} {len(extras):02x} 00 {vbucket:04x} {len(body):08x} {opaque:08x}"
+    return [f"{head} {'0' * 16}", *([f"{start[0]} {body.hex()}"] if body else [])]
 
 
 def identified(kind: str, **documents: str) -> list[pytest.ParameterSet]:
@@ -231,7 +277,7 @@ def replay(
 
 
 class HexReader:
-    """Turns the lines of one example into bytes and patterns; see "How to read the examples"."""
+    """Turns the lines of one example into bytes and patterns; see `examples`."""
 
     def __init__(self) -> None:
         self.cas = b""

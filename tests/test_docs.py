@@ -23,6 +23,7 @@ from tests.documents import (
     SECURITY,
     STATISTICS,
     STREAMS,
+    TAP_MESSAGES,
     TROUBLESHOOTING,
     Example,
     HandDrivenNode,
@@ -37,12 +38,13 @@ from tests.documents import (
 )
 from tests.server.support import PEER
 from tests.storage.processes import claim
+from tools import layouts, reference
 from uprmc.config import Settings, describe, load
 from uprmc.errors import StoreRefused
 from uprmc.metrics import Exposition
 from uprmc.model import ConflictRule
 from uprmc.protocol import text_replies
-from uprmc.protocol.opcodes import QUIET, SHAPES, STATUS_TEXT, Opcode, Part
+from uprmc.protocol.opcodes import QUIET, SHAPES, STATUS_TEXT, Opcode
 from uprmc.server.http.site import Pages
 from uprmc.server.log import EVENTS
 from uprmc.storage.directory import open_directory
@@ -76,7 +78,9 @@ def used_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HandDrivenNo
 # --- examples in hex ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("example", identified("hex", protocol=PROTOCOL, management=MANAGEMENT))
+@pytest.mark.parametrize(
+    "example", identified("hex", protocol=PROTOCOL, management=MANAGEMENT, tap=TAP_MESSAGES)
+)
 def test_every_example_in_hex_is_answered_as_written(
     node: HandDrivenNode, example: Example
 ) -> None:
@@ -100,7 +104,7 @@ _SHOWN_BY_OTHERS = {
 def test_every_command_group_has_an_example_in_hex() -> None:
     shown = {
         QUIET.get(opcode, opcode)
-        for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS)
+        for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS, TAP_MESSAGES)
         for mark in "><"
         for opcode in shown_opcodes(document, mark)
     }
@@ -142,37 +146,61 @@ def test_every_example_in_text_is_answered_as_written(
 
 # --- tables of the protocol ---------------------------------------------------------------------
 
-_PARTS = {Part.NONE: "no", Part.REQUIRED: "yes", Part.OPTIONAL: "any"}
+#: Layouts that are parts of others which the pages show, or that a table shows in words.
+_WITHIN_OTHERS = {
+    "deletionframe",
+    "markerframe",
+    "mutationframe",
+    "mutationseqnoextras",
+    "recordnumbers",
+    "report",
+    "responsebegin",
+    "tapbackfilldata",
+    "tapcheckpointvalue",
+    "tapconnectextras",
+    "tapcount",
+    "tapdeleteframe",
+    "tapextras",
+    "tapmutationframe",
+    "tapmutationspecific",
+    "tapregistereddata",
+    "taprevisionspecific",
+    "tapvbucketentry",
+    "tapwordspecific",
+    "versionedmarkerframe",
+    "withmetaextras",
+    "withmetanmetaextras",
+    "withmetaoptionsextras",
+}
 
 
-def test_the_table_of_opcodes_has_every_command_with_its_shape() -> None:
-    quiet_of = {loud: quiet for quiet, loud in QUIET.items()}
+def test_every_message_has_the_section_that_the_table_of_opcodes_leads_to() -> None:
+    told = {row[0].strip("`"): row for row in rows(reference.opcodes_page())[2:]}
+    assert set(told) == {f"{opcode:02x}" for opcode in Opcode if opcode.loud is None}
+    assert told["02"][1:] == [
+        "ADD",
+        "`12` ADDQ",
+        "8",
+        "yes",
+        "may be empty",
+        "[protocol](../protocol.md#set-add-replace)",
+    ]
+    assert told["5a"][6] == "[streams](../streams.md#flush)"
+    assert told["08"][6] == "[protocol](../protocol.md#flush)"
 
-    def named(opcode: int | None) -> str:
-        return "-" if opcode is None else f"`{opcode:02x}` {Opcode(opcode).name}"
 
-    expected = set()
-    for opcode in set(SHAPES) - set(QUIET):
-        extras, key, value = SHAPES[opcode]
-        expected.add(
-            (
-                f"`{opcode:02x}`",
-                Opcode(opcode).name.removeprefix("UPR_"),
-                named(quiet_of.get(opcode)),
-                " or ".join(map(str, sorted(extras))),
-                _PARTS[key],
-                _PARTS[value],
-            )
-        )
-    told = rows(section(PROTOCOL, "## Opcodes")) + rows(section(STREAMS, "## Opcodes"))
-    assert {tuple(row[:6]) for row in told} == expected
-    assert len(told) == len(expected)
+def test_every_layout_is_the_one_of_the_code_and_none_is_missing() -> None:
+    shown: set[str] = set()
+    for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS, TAP_MESSAGES):
+        assert layouts.written(document) == document, "run: python -m tools.layouts"
+        shown |= {name.replace("_", "").lower() for name in layouts.names(document)}
+    assert set(layouts.LAYOUTS) - shown == _WITHIN_OTHERS
 
 
 def test_every_status_is_told_with_its_text() -> None:
     text = section(PROTOCOL, "## Statuses")
     told = {row[0]: row[1] for row in rows(text) if re.fullmatch(r"`[0-9a-f]{4}`", row[0])}
-    unused = text[text.index("never sent today") :]
+    unused = text[text.index("never sent today") - 80 :]
     for status, body in STATUS_TEXT.items():
         number = f"`{status:04x}`"
         shown = f"`{body.decode()}`" if body else "(none)"
@@ -198,7 +226,7 @@ def test_settings_that_the_documents_mention_exist() -> None:
     sections = "|".join(sorted({name.partition(".")[0] for name in known}))
     events = set(EVENTS)
     of_operators = (INSTALL, OPERATIONS, SECURITY, TROUBLESHOOTING, BACKGROUND)
-    for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS, *of_operators):
+    for document in (PROTOCOL, MANAGEMENT, STREAMS, EXTENSIONS, TAP_MESSAGES, *of_operators):
         mentioned = set(re.findall(rf"`((?:{sections})\.[a-z_]+)`", document))
         assert mentioned - events <= known
 
@@ -343,9 +371,7 @@ def test_every_setting_has_its_value_in_a_group_of_their_own(used_node: HandDriv
     assert {info.name for info in describe()} == _statistics(used_node, "settings-uprmc")
 
 
-def test_every_group_of_statistics_is_told_in_both_documents(used_node: HandDrivenNode) -> None:
+def test_every_group_of_statistics_is_told(used_node: HandDrivenNode) -> None:
     statistics = used_node.node.statistics
     groups = {*statistics._groups, *statistics._by_vbucket, *statistics._by_words} - {""}
-    told = section(PROTOCOL, "### STAT")
-    assert {group for group in groups if f"`{group}`" in told} == groups
     assert {group for group in groups if f"`stats {group}`" in STATISTICS} == groups

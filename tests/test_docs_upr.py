@@ -33,7 +33,7 @@ from uprmc.kv.connection_commands import _GRANTED, _KNOWN_FLAGS, NAME_MAX_BYTES
 from uprmc.model import SEQNO_MAX, FailoverEntry, SnapshotRange, VBucketState
 from uprmc.protocol.control import CONTROLS
 from uprmc.protocol.management import WithMetaOption
-from uprmc.protocol.opcodes import SHAPES, EndReason, Feature, MarkerFlag, OpenFlag, StreamFlag
+from uprmc.protocol.opcodes import EndReason, Feature, MarkerFlag, OpenFlag, StreamFlag
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES, STREAM_OPTIONS_MAX_BYTES
 from uprmc.protocol.upr_many import STREAM_REQUESTS_MAX_BYTES
 from uprmc.protocol.watermarks_many import REPORTS_MAX_BYTES
@@ -99,56 +99,6 @@ def test_an_example_that_leaves_out_a_frame_is_noticed(node: HandDrivenNode) -> 
     example = next(e for e in examples(STREAMS) if any("< 80 55" in line for line in e.lines))
     with pytest.raises(AssertionError):
         _play(node, Example(example.kind, example.line, example.lines[:-2]))
-
-
-# --- layouts ------------------------------------------------------------------------------------
-
-_EXTRAS_TABLES = {
-    "OPEN": 0x50,
-    "STREAM_REQUEST": 0x53,
-    "Flow control": 0x5D,
-    "SNAPSHOT_MARKER": 0x56,
-    "MUTATION": 0x57,
-    "STREAM_END": 0x55,
-    "Takeover": 0x5B,
-    "SNAPSHOT_END": 0xEC,
-    "STREAM_REQUESTS": 0xDE,
-    "SNAPSHOTS": 0xDF,
-    "Rounds": 0xEA,
-    "Barriers": 0xE9,
-    "Watermarks": 0xED,
-    "Watermarks at replicas": 0xEF,
-    "This server as a consumer": 0x51,
-    "SEQNO_ACKNOWLEDGED": 0x61,
-    "GET_VERSION": 0xE7,
-    "REPLICATE, TAKEOVER, FAILOVER": 0xD7,
-    "SEQNO_PERSISTENCE": 0xB7,
-    "COMPACT_DB": 0xB3,
-}
-
-
-def _layouts(document: str) -> Iterator[tuple[str, int]]:
-    """Yield (heading, bytes) of every table of plain offsets; they must be without a hole."""
-    for part in re.split(r"^##+ ", document, flags=re.M)[1:]:
-        heading = part.partition("\n")[0]
-        for table in re.findall(r"^\| offset \| bytes \|.*\n\|[-|]+\n((?:\|.*\n)+)", part, re.M):
-            end = 0
-            cells = rows(f"| |\n|-|\n{table}")
-            if not all(row[1].isdigit() for row in cells):
-                continue
-            for row in cells:
-                assert int(row[0]) == end, (heading, row)
-                end += int(row[1])
-            yield heading, end
-
-
-def test_every_layout_has_no_hole_and_the_length_that_the_server_takes() -> None:
-    seen: dict[str, set[int]] = {}
-    for document in (MANAGEMENT, STREAMS, EXTENSIONS):
-        for heading, length in _layouts(document):
-            seen.setdefault(heading, set()).add(length)
-    for heading, opcode in _EXTRAS_TABLES.items():
-        assert max(SHAPES[opcode].extras) in seen[heading], heading
 
 
 # --- tables -------------------------------------------------------------------------------------
