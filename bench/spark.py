@@ -383,13 +383,13 @@ _NEED_SPARK = ("read", "write")
 
 def _missing() -> str:
     """Say what Spark lacks here, or nothing."""
-    from uprmc.columnar.errors import SparkError
+    from uprmc.columnar.errors import ClientError
     from uprmc.spark.session import find_java
 
     try:
         metadata.version("pyspark")
         find_java()
-    except (metadata.PackageNotFoundError, SparkError) as error:
+    except (metadata.PackageNotFoundError, ClientError) as error:
         return str(error)
     return ""
 

@@ -35,6 +35,12 @@ class Interrupted(UprmcError):
     """Ctrl-C or SIGTERM ended the work; the text says what is left and how to go on."""
 
 
+def why(error: Exception) -> str:
+    """Return what an error of the system, of TLS or of a library says, as one line."""
+    found = getattr(error, "verify_message", None) or getattr(error, "strerror", None)
+    return " ".join(str(found or error or type(error).__name__).split())
+
+
 # --- commands -----------------------------------------------------------------------------------
 
 

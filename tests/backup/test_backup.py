@@ -39,7 +39,7 @@ from uprmc.backup.repository import Repository
 from uprmc.backup.restoring import restore
 from uprmc.backup.verifying import verify
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import dialled
 from uprmc.columnar.errors import (
     BackupBusy,
     BackupDamaged,
@@ -48,7 +48,6 @@ from uprmc.columnar.errors import (
     BadOption,
     LeaseEnded,
     NoVBucket,
-    SparkError,
     TaskFailed,
     VBucketsChanged,
 )
@@ -56,6 +55,7 @@ from uprmc.columnar.lease import of_token
 from uprmc.jobs.engines import LocalEngine
 from uprmc.jobs.progress import Step
 from uprmc.model import vbucket_of
+from uprmc.remote.errors import NodeUnreachable
 
 
 @pytest.fixture(scope="module")
@@ -497,7 +497,7 @@ def interrupted_after(
 
 def test_an_unreachable_node_leaves_nothing(tmp_path: Path) -> None:
     nobody = Access(("127.0.0.1:1",), retries=0)
-    with pytest.raises(SparkError, match="UPRMC_UNREACHABLE"):
+    with pytest.raises(NodeUnreachable):
         backup(nobody, tmp_path / "b", engine=HERE)
     assert Repository(tmp_path / "b").chain_names() == []
 
@@ -564,7 +564,7 @@ def test_a_damaged_parent_is_not_added_to(source: ServerProcess, tmp_path: Path)
 
 
 def connections_of(server: ServerProcess) -> int:
-    with Connection(str(server.upr), access_to(server)) as connection:
+    with dialled(str(server.upr), access_to(server)) as connection:
         return int(connection.stats("")["total_connections"])
 
 

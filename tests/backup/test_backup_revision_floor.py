@@ -19,8 +19,8 @@ from uprmc.backup.restoring import RestoreReport, restore
 from uprmc.backup.revision_floors import floors_in, raise_floors
 from uprmc.client.kv import KvClient, Meta
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import Refused
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.errors import Refused
 
 REV = 20
 

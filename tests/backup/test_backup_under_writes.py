@@ -27,8 +27,9 @@ from uprmc.backup.repository import Repository
 from uprmc.backup.restoring import restore
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BackupIncomplete, SparkError
+from uprmc.columnar.errors import BackupIncomplete
 from uprmc.jobs.progress import Step
+from uprmc.remote.errors import ClientError
 
 KEYS = 150
 
@@ -207,7 +208,7 @@ def increments(directory: Path) -> int:
         return len(Repository(directory).chain().increments)
     except BackupIncomplete:
         return 0
-    except SparkError:
+    except ClientError:
         if (directory / "repo.json").exists():
             raise
         return 0
@@ -228,7 +229,7 @@ def test_a_node_that_is_killed_in_the_middle_leaves_no_increment(
             if step.done == 2:
                 node.kill()
 
-        with pytest.raises(SparkError):
+        with pytest.raises(ClientError):
             backup(impatient, directory, engine=HERE, progress=kill)
     assert increments(directory) == 1
     _, target = nodes

@@ -20,14 +20,9 @@ from uprmc.backup.repository import RUN_FILE, Repository
 from uprmc.backup.restoring import restore
 from uprmc.backup.verifying import verify
 from uprmc.cli.main import run
-from uprmc.columnar.errors import (
-    BackupBusy,
-    BackupDamaged,
-    BackupForeign,
-    BackupIncomplete,
-    SparkError,
-)
+from uprmc.columnar.errors import BackupBusy, BackupDamaged, BackupForeign, BackupIncomplete
 from uprmc.jobs.progress import unseen
+from uprmc.remote.errors import ClientError
 from uprmc.spark.offsets import starting_at
 
 FULL, FIRST, SECOND = "chain-0001/0000-full", "chain-0001/0001-incr", "chain-0001/0002-incr"
@@ -67,7 +62,7 @@ def files_of(directory: Path, increment: str) -> list[Path]:
 
 
 def assert_refused(
-    directory: Path, target: ServerProcess, error: type[SparkError], words: str
+    directory: Path, target: ServerProcess, error: type[ClientError], words: str
 ) -> None:
     """A restore says so in one line, and has written nothing."""
     with pytest.raises(error, match=words) as caught:

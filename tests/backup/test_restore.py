@@ -29,12 +29,13 @@ from uprmc.backup.restoring import RestoreReport, restore
 from uprmc.cli.main import run
 from uprmc.client.kv import KvClient, Meta
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BadFile, BadOption, SparkError
+from uprmc.columnar.errors import BadFile, BadOption
 from uprmc.columnar.report import TaskReport
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.errors import InvalidArguments
 from uprmc.jobs.engines import LocalEngine
 from uprmc.jobs.progress import Step
+from uprmc.remote.errors import ClientError, NodeUnreachable
 
 
 @pytest.fixture(scope="module")
@@ -346,7 +347,7 @@ def test_a_node_that_is_killed_in_the_middle_gets_the_rest_later(
 
         impatient = Access((str(node.upr),), retries=0)
         options = WriteOptions(impatient, retry_deadline_s=0.1)
-        with pytest.raises(SparkError):
+        with pytest.raises(ClientError):
             restore(made, impatient, engine=HERE, state=state, options=options, progress=kill)
     with start(tmp_path / "data") as node:
         # what the killed node had not written to its disk is sent again, because all of it is
@@ -411,7 +412,7 @@ def test_a_user_who_may_not_compare_is_refused_before_anything_is_written(
 
 def test_an_unreachable_target_is_told(made: Path) -> None:
     nobody = Access(("127.0.0.1:1",), retries=0)
-    with pytest.raises(SparkError, match="UPRMC_UNREACHABLE"):
+    with pytest.raises(NodeUnreachable):
         restore(made, nobody, engine=HERE)
 
 

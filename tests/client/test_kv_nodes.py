@@ -26,7 +26,7 @@ from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.kv import WINDOW, KvClient, OutcomeUnknown, SomeFailed
 from uprmc.errors import NotMyVBucket, OutOfMemory, TemporaryFailure, UnknownCommand
 from uprmc.remote import directory
-from uprmc.remote.blocking import Line
+from uprmc.remote.blocking import RequestLine
 from uprmc.remote.requests import NodeReply
 
 DOCUMENTS = {b"key-%d" % number: b"value-%d" % number for number in range(2 * WINDOW + 10)}
@@ -289,8 +289,8 @@ def test_a_node_that_falls_silent_is_given_up() -> None:
             kv.set_many(DOCUMENTS)
         assert {vbucket_of(key, 4) for key in told.value.unknown} == {0, 1}
         assert lively.documents.keys() == told.value.done.keys()
-        assert f"the node at {silent.place} said nothing for 0.2 s" in str(told.value)
-        with pytest.raises(NodeError, match="said nothing for"):
+        assert f"the node at {silent.place} says nothing for 0.2 s" in str(told.value)
+        with pytest.raises(NodeError, match="says nothing for"):
             kv.get(keys_of(0, 1)[0])
 
 
@@ -316,14 +316,14 @@ def test_an_interrupted_wait_leaves_no_answers_for_the_next_one(
         held.append(node.usual(asked))
         return b"".join(held) if asked.key == b"next" else b""
 
-    read = Line.read
+    read = RequestLine.read
 
-    def interrupted(line: Line[NodeConnection, NodeReply]) -> None:
+    def interrupted(line: RequestLine[NodeConnection, NodeReply]) -> None:
         read(line)
         raise KeyboardInterrupt
 
     with FakeKvNode(script=script) as node, KvClient(node.place) as kv:
-        monkeypatch.setattr(Line, "read", interrupted)
+        monkeypatch.setattr(RequestLine, "read", interrupted)
         with pytest.raises(KeyboardInterrupt):
             kv.get_many(DOCUMENTS)
         monkeypatch.undo()
@@ -333,9 +333,9 @@ def test_an_interrupted_wait_leaves_no_answers_for_the_next_one(
 def test_what_is_answered_after_sending_failed_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = threading.Event()
     pieces = []
-    write = Line.write
+    write = RequestLine.write
 
-    def fails_once(line: Line[NodeConnection, NodeReply]) -> None:
+    def fails_once(line: RequestLine[NodeConnection, NodeReply]) -> None:
         pieces.append(line)
         if len(pieces) != 2:
             write(line)
@@ -350,7 +350,7 @@ def test_what_is_answered_after_sending_failed_counts(monkeypatch: pytest.Monkey
 
     with FakeKvNode(script=script) as node, KvClient(node.place, timeout_s=0.2) as kv:
         monkeypatch.setattr("uprmc.client.kv.PIECE_BYTES", 1)
-        monkeypatch.setattr(Line, "write", fails_once)
+        monkeypatch.setattr(RequestLine, "write", fails_once)
         assert kv.set_many(DOCUMENTS).keys() == DOCUMENTS.keys()
         assert node.connections == 2
 

@@ -17,18 +17,20 @@ from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
 from tests.server.test_dialer import certificate_for
 from uprmc.columnar.access import Access, Tls, parsed_place
-from uprmc.columnar.connection import PIPELINE_MAX, Connection, lent, reusing
-from uprmc.columnar.errors import (
-    BadOption,
-    LoginRefused,
-    ProtocolError,
-    Refused,
-    TlsFailed,
-    Unreachable,
-)
-from uprmc.columnar.retry_policy import Busy, Silent, patiently
+from uprmc.columnar.connection import dialled, lent, patiently, reusing
+from uprmc.columnar.errors import BadOption
 from uprmc.protocol.header import RequestFrame, encode_request, encode_response
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.blocking import PIPELINE_MAX, NodeConnection
+from uprmc.remote.errors import (
+    Busy,
+    LoginFailed,
+    NodeNonsense,
+    NodeUnreachable,
+    Refused,
+    Silent,
+    TlsFailed,
+)
 
 QUICK = {"connect_timeout_s": 0.5, "read_timeout_s": 0.5, "retries": 2, "retry_backoff_s": 0.001}
 
@@ -54,22 +56,22 @@ def test_answers_come_in_the_order_of_the_questions(servers: str) -> None:
     requests = [
         RequestFrame(Opcode.SET, b"k%d" % n, bytes(8), b"v%d" % n) for n in range(PIPELINE_MAX + 5)
     ]
-    with Connection(servers, access(servers, read_timeout_s=30)) as connection:
+    with dialled(servers, access(servers, read_timeout_s=30)) as connection:
         assert {each.status for each in connection.ask_all(requests)} == {0}
         gets = [RequestFrame(Opcode.GETK, request.key) for request in requests]
         assert [each.key for each in connection.ask_all(gets)] == [each.key for each in requests]
 
 
 def test_a_refusal_is_named_and_a_busy_node_told_apart(servers: str) -> None:
-    with Connection(servers, access(servers)) as connection:
+    with dialled(servers, access(servers)) as connection:
         with pytest.raises(Refused, match=r"answers GET with: Not found \(0001\)"):
             connection.require([RequestFrame(Opcode.GET, b"absent")])
-        with pytest.raises(Refused, match=r"STAT nothing .*Not found"):
-            connection.stats("nothing")
-        assert connection.stats("vbucket-details")["vb_0"] == "active"
+        with pytest.raises(Refused, match="no statistics group 'nothing'"):
+            connection.statistics("nothing")
+        assert connection.statistics("vbucket-details")["vb_0"] == "active"
     with peer() as node:
         instead(node, Opcode.GET, lambda frame: refused(frame, Status.TEMPORARY_FAILURE))
-        with Connection(node.place, access(node.place)) as connection, pytest.raises(Busy):
+        with dialled(node.place, access(node.place)) as connection, pytest.raises(Busy):
             connection.require([RequestFrame(Opcode.GET, b"k")])
 
 
@@ -80,7 +82,7 @@ def test_keep_alives_are_answered_while_an_answer_is_waited_for() -> None:
 
     with peer() as node:
         instead(node, Opcode.GET, noop_first)
-        with Connection(node.place, access(node.place)) as connection:
+        with dialled(node.place, access(node.place)) as connection:
             assert connection.ask_all([RequestFrame(Opcode.GET, b"k")])[0].status == 0
 
 
@@ -90,20 +92,20 @@ def test_keep_alives_are_answered_while_an_answer_is_waited_for() -> None:
 def test_nobody_there_is_unreachable() -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         place = f"127.0.0.1:{gone.getsockname()[1]}"
-    with pytest.raises(Unreachable, match=f"no node answers at {place}: Connection refused"):
-        Connection(place, access(place))
+    with pytest.raises(NodeUnreachable, match=f"no node answers at {place}: Connection refused"):
+        dialled(place, access(place))
 
 
 def test_a_host_that_does_not_exist_is_unreachable() -> None:
-    with pytest.raises(Unreachable, match=r"no node answers at no-such-host\.invalid:1"):
-        Connection("no-such-host.invalid:1", access("no-such-host.invalid:1"))
+    with pytest.raises(NodeUnreachable, match=r"no node answers at no-such-host\.invalid:1"):
+        dialled("no-such-host.invalid:1", access("no-such-host.invalid:1"))
 
 
 def test_a_peer_that_says_nothing_is_unreachable_after_the_timeout() -> None:
     with peer() as node:
         instead(node, Opcode.HELLO, lambda frame: b"")
-        with pytest.raises(Silent, match=r"said nothing for 0\.5 s; is it the upr listener"):
-            Connection(node.place, access(node.place))
+        with pytest.raises(Silent, match=r"says nothing for 0\.5 s"):
+            dialled(node.place, access(node.place))
 
 
 def test_a_silent_peer_is_tried_once_more_only() -> None:
@@ -111,7 +113,7 @@ def test_a_silent_peer_is_tried_once_more_only() -> None:
         instead(node, Opcode.HELLO, lambda frame: b"")
         quick = access(node.place, connect_timeout_s=0.1, retries=50)
         with pytest.raises(Silent):
-            patiently(quick, lambda: Connection(node.place, quick))
+            patiently(quick, lambda: dialled(node.place, quick))
         assert node.connections == 2
 
 
@@ -119,8 +121,8 @@ def test_lost_connections_are_tried_again_as_often_as_allowed() -> None:
     with peer() as node:
         instead(node, Opcode.HELLO, lambda frame: None)
         quick = access(node.place)
-        with pytest.raises(Unreachable, match="closed the connection"):
-            patiently(quick, lambda: Connection(node.place, quick))
+        with pytest.raises(NodeUnreachable, match="closed the connection"):
+            patiently(quick, lambda: dialled(node.place, quick))
         assert node.connections == 1 + QUICK["retries"]
 
 
@@ -138,8 +140,8 @@ def test_lost_connections_are_tried_again_as_often_as_allowed() -> None:
 def test_what_is_no_answer_is_protocol_error(sent: bytes, words: str) -> None:
     with peer() as node:
         instead(node, Opcode.HELLO, lambda frame: sent)
-        with pytest.raises(ProtocolError, match=words) as caught:
-            Connection(node.place, access(node.place))
+        with pytest.raises(NodeNonsense, match=words) as caught:
+            dialled(node.place, access(node.place))
     assert "\n" not in str(caught.value)
 
 
@@ -147,17 +149,17 @@ def test_what_is_no_answer_is_protocol_error(sent: bytes, words: str) -> None:
 
 
 def test_a_node_without_logins_refuses_a_name(servers: str) -> None:
-    with pytest.raises(LoginRefused, match="the node knows no logins: leave the user out"):
-        Connection(servers, access(servers, username="u", password="p"))
+    with pytest.raises(LoginFailed, match="the node knows no logins: leave the user out"):
+        dialled(servers, access(servers, username="u", password="p"))
 
 
 def test_a_wrong_password_is_said() -> None:
     with peer() as node:
         instead(node, Opcode.SASL_AUTH, lambda frame: refused(frame, Status.AUTH_ERROR))
         with pytest.raises(
-            LoginRefused, match=r"does not let .u. in: wrong name or password .0020."
+            LoginFailed, match=r"does not let .u. in: wrong name or password .0020."
         ):
-            Connection(node.place, access(node.place, username="u", password="p"))
+            dialled(node.place, access(node.place, username="u", password="p"))
 
 
 def test_name_and_password_go_as_plain(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +172,7 @@ def test_name_and_password_go_as_plain(tmp_path: Path, monkeypatch: pytest.Monke
             {"password_file": str(secret)},
             {"password_env": "READ_PASSWORD"},
         ):
-            Connection(node.place, access(node.place, username="u", **more)).close()
+            dialled(node.place, access(node.place, username="u", **more)).close()
         logins = [each for each in node.asked if each.opcode == Opcode.SASL_AUTH]
     assert {(each.key, each.value) for each in logins} == {(b"PLAIN", b"\0u\0s3cret")}
 
@@ -194,9 +196,9 @@ def test_a_password_is_not_shown() -> None:
 
 
 def test_a_bucket_is_selected_and_an_unknown_one_refused(servers: str) -> None:
-    Connection(servers, access(servers, bucket="default")).close()
+    dialled(servers, access(servers, bucket="default")).close()
     with pytest.raises(Refused, match="the choice of bucket 'other'"):
-        Connection(servers, access(servers, bucket="other"))
+        dialled(servers, access(servers, bucket="other"))
 
 
 # --- TLS ------------------------------------------------------------------------------------------
@@ -223,22 +225,25 @@ def test_over_tls(tls_node: ServerProcess, certificates: tuple[str, str]) -> Non
     place = str(tls_node.upr)
     trusting = access(place, tls=Tls(ca_file=certificates[0]), connect_timeout_s=10)
     for each in (trusting, replace(trusting, tls=Tls(verify=False))):
-        with Connection(place, each) as connection:
+        with dialled(place, each) as connection:
             assert connection.ask_all([RequestFrame(Opcode.NOOP)])[0].status == 0
 
 
 def test_a_certificate_that_nobody_trusts_is_refused(tls_node: ServerProcess) -> None:
     place = str(tls_node.upr)
     with pytest.raises(TlsFailed, match=r"does not agree on TLS: .*certificate"):
-        Connection(place, access(place, tls=Tls(), connect_timeout_s=10))
+        dialled(place, access(place, tls=Tls(), connect_timeout_s=10))
 
 
 def test_one_end_only_speaks_tls(tls_node: ServerProcess, servers: str) -> None:
     place = str(tls_node.upr)
-    with pytest.raises((Unreachable, ProtocolError), match="is it the upr listener"):
-        Connection(place, access(place))
-    with pytest.raises((TlsFailed, Unreachable)):
-        Connection(servers, access(servers, tls=Tls(verify=False)))
+    with pytest.raises(
+        (NodeUnreachable, NodeNonsense),
+        match=r"does its listener speak TLS|speaks TLS: connect with TLS",
+    ):
+        dialled(place, access(place))
+    with pytest.raises((TlsFailed, NodeUnreachable)):
+        dialled(servers, access(servers, tls=Tls(verify=False)))
 
 
 def test_a_connection_lost_while_tls_is_agreed_on_is_made_again() -> None:
@@ -252,7 +257,7 @@ def test_a_connection_lost_while_tls_is_agreed_on_is_made_again() -> None:
             line = threading.Thread(target=lambda: listener.accept()[0].close())
             line.start()
             try:
-                Connection(place, access(place, tls=Tls(verify=False)))
+                dialled(place, access(place, tls=Tls(verify=False)))
             finally:
                 line.join(10)
 
@@ -260,8 +265,8 @@ def test_a_connection_lost_while_tls_is_agreed_on_is_made_again() -> None:
             patiently(access("unused:1"), attempt)
         assert len(dials) == 3
         again = pickle.loads(pickle.dumps(caught.value))
-        assert isinstance(again, Unreachable)
-        assert str(again).startswith("UPRMC_TLS ")
+        assert isinstance(again, NodeUnreachable)
+        assert again.code == "UPRMC_TLS"
 
 
 def test_files_of_tls_that_cannot_be_used_are_named(tmp_path: Path, servers: str) -> None:
@@ -273,7 +278,7 @@ def test_files_of_tls_that_cannot_be_used_are_named(tmp_path: Path, servers: str
         (Tls(cert_file=str(rubbish), verify=False), "tlsCertFile="),
     ):
         with pytest.raises(BadOption, match=words):
-            Connection(servers, access(servers, tls=tls))
+            dialled(servers, access(servers, tls=tls))
 
 
 # --- places ---------------------------------------------------------------------------------------
@@ -299,7 +304,7 @@ def test_an_access_travels_by_pickle() -> None:
 
 
 def dialled_twice(
-    place: str, between: Callable[[Connection], object], *, purposes: tuple[str, str] = ("", "")
+    place: str, between: Callable[[NodeConnection], object], *, purposes: tuple[str, str] = ("", "")
 ) -> bool:
     """Return whether a connection that was used before is given to nobody again."""
     how = access(place, read_timeout_s=30)
@@ -314,15 +319,15 @@ def dialled_twice(
         return one is not other
 
 
-def opened(connection: Connection) -> None:
+def opened(connection: NodeConnection) -> None:
     connection.opened = True
 
 
-def unanswered(connection: Connection) -> None:
+def unanswered(connection: NodeConnection) -> None:
     connection._questions.expect(Opcode.NOOP, Opcode.NOOP)
 
 
-def spoken_to(connection: Connection) -> None:
+def spoken_to(connection: NodeConnection) -> None:
     connection.send(RequestFrame(Opcode.NOOP).encode(connection.next_opaque()))
     assert connection.socket.recv(1, socket.MSG_PEEK)
 
@@ -338,12 +343,12 @@ def spoken_to(connection: Connection) -> None:
         (lambda _: None, ("streams", "streams"), True),
         (unanswered, ("", ""), True),
         (spoken_to, ("", ""), True),
-        (Connection.close, ("", ""), True),
+        (NodeConnection.close, ("", ""), True),
     ],
 )
 def test_a_connection_is_used_again_for_the_same_if_nothing_is_left_of_before(
     servers: str,
-    between: Callable[[Connection], object],
+    between: Callable[[NodeConnection], object],
     purposes: tuple[str, str],
     anew: bool,
 ) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.columnar.read_peer import UUID, accepted, deletion, marker, mutation, stream_end
 from uprmc.client.decoder import Decoder as Reference
 from uprmc.columnar.decoder import READ_BYTES, Block, ColumnDecoder, Noop
-from uprmc.columnar.errors import KeyNotText, ProtocolError
+from uprmc.columnar.errors import KeyNotText
 from uprmc.columnar.read_state import Range, ReadState, StreamEnd
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
 from uprmc.model import FailoverEntry, SnapshotRange
@@ -27,6 +27,7 @@ from uprmc.protocol.upr import (
     versioned_marker,
 )
 from uprmc.remote.batch import Batch
+from uprmc.remote.errors import NodeNonsense
 from uprmc.remote.stream import StreamState as ReferenceState
 
 ALL = Columns(DEFAULT + OPTIONAL, key_type="binary", u64="decimal")
@@ -321,11 +322,11 @@ def test_what_no_node_may_send_is_one_clear_line(data: bytes, words: str) -> Non
         feed(found, data)
         assert found.take().batch.num_rows == 0
         return
-    with pytest.raises(ProtocolError, match=words) as caught:  # noqa: PT012 - either may raise
+    with pytest.raises(NodeNonsense, match=words) as caught:  # noqa: PT012 - either may raise
         feed(found, data)
         found.take()
     assert "\n" not in str(caught.value)
-    assert str(caught.value).startswith("UPRMC_PROTOCOL node:1 sent ")
+    assert str(caught.value).startswith("node:1 sent ")
 
 
 def test_an_item_may_not_come_again_in_the_next_block() -> None:
@@ -333,14 +334,14 @@ def test_an_item_may_not_come_again_in_the_next_block() -> None:
     feed(found, opened(mutation(5, 1, 2, b"a")))
     found.take()
     feed(found, mutation(5, 1, 2, b"a"))
-    with pytest.raises(ProtocolError, match="seqno 2 after 2"):
+    with pytest.raises(NodeNonsense, match="seqno 2 after 2"):
         found.take()
 
 
 def test_a_snapshot_may_not_go_beyond_the_lease() -> None:
     state = ReadState(Range(5))
     state.held_high = 50
-    with pytest.raises(ProtocolError, match="a snapshot to 51 of a lease to 50"):
+    with pytest.raises(NodeNonsense, match="a snapshot to 51 of a lease to 50"):
         taken(accepted(1) + marker(5, 1, 0, 51), ALL, state)
 
 
@@ -348,7 +349,7 @@ def test_a_stream_that_ends_below_the_lease_is_a_gap() -> None:
     state = ReadState(Range(5))
     state.held_high = 50
     data = accepted(1) + marker(5, 1, 0, 40) + mutation(5, 1, 40, b"a") + stream_end(5, 1)
-    with pytest.raises(ProtocolError, match="at seqno 40 that goes to 50"):
+    with pytest.raises(NodeNonsense, match="at seqno 40 that goes to 50"):
         taken(data, ALL, state)
 
 
@@ -357,7 +358,7 @@ def test_the_rest_of_a_snapshot_is_announced_with_its_old_start() -> None:
     data = accepted(1) + marker(5, 1, 10, 40) + mutation(5, 1, 21, b"a")
     assert taken(data, ALL, state).batch.num_rows == 1
     late = ReadState(Range(5, start=20, uuid=UUID, snap_start=10, snap_end=30))
-    with pytest.raises(ProtocolError, match=r"cut short at 20 by 21\.\.40"):
+    with pytest.raises(NodeNonsense, match=r"cut short at 20 by 21\.\.40"):
         taken(accepted(1) + marker(5, 1, 21, 40), ALL, late)
 
 
@@ -429,7 +430,7 @@ def test_garbage_is_nonsense_or_not_yet_a_frame(data: bytes) -> None:
     try:
         feed(found, opened() + data)
         block = found.take()
-    except ProtocolError:
+    except NodeNonsense:
         return
     assert block.batch.num_rows in (0, 1)
 
@@ -443,5 +444,5 @@ def test_a_changed_byte_never_raises_anything_but_protocol_error(place: int, byt
     try:
         feed(found, bytes(data))
         found.take()
-    except ProtocolError:
+    except NodeNonsense:
         pass

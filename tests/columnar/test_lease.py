@@ -13,14 +13,7 @@ from tests.codec.frames import Frame
 from tests.columnar.read_peer import UUID, FakeNode, refused
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import (
-    BadOption,
-    LeaseEnded,
-    LeaseRefused,
-    NoVBucket,
-    ProtocolError,
-    Unreachable,
-)
+from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket
 from uprmc.columnar.lease import (
     BulkLease,
     KeptLease,
@@ -32,6 +25,7 @@ from uprmc.protocol.header import encode_response
 from uprmc.protocol.management import encode_vbucket_seqnos
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS, LeasedVBucket, encode_lease_grant
+from uprmc.remote.errors import LeaseRefused, NodeNonsense, NodeUnreachable
 
 
 def access(*places: str, **more: float) -> Access:
@@ -253,7 +247,7 @@ def test_a_node_that_is_away_keeps_nobody_from_renewing_at_the_others() -> None:
     with FakeNode({0: 1}) as one, FakeNode({1: 3}) as two:
         lease = acquire(access(one.place, two.place), None, 60)
         one.instead[Opcode.LEASE_RENEW] = lambda frame: None  # it hangs up
-        with pytest.raises(Unreachable):
+        with pytest.raises(NodeUnreachable):
             lease.renew()
         assert two.count(Opcode.LEASE_RENEW) == 1
         two.instead[Opcode.LEASE_RENEW] = lambda frame: refused(frame, Status.KEY_NOT_FOUND)
@@ -284,14 +278,14 @@ def test_a_torn_lease_is_protocol_error(value: bytes) -> None:
         node.instead[Opcode.LEASE_ACQUIRE] = lambda frame: encode_response(
             frame.opcode, extras=LEASE_GRANT_EXTRAS.pack(7, 60), value=value, opaque=frame.opaque
         )
-        with pytest.raises(ProtocolError, match=r"a lease of other|a torn lease"):
+        with pytest.raises(NodeNonsense, match=r"a lease of other|a torn lease"):
             acquire(access(node.place), [0], 60)
 
 
 def test_renewing_where_nobody_is_is_unreachable() -> None:
     with FakeNode({0: 1}) as node:
         lease = acquire(access(node.place), [0], 60)
-    with pytest.raises(Unreachable):
+    with pytest.raises(NodeUnreachable):
         lease.renew()
     lease.release()
 

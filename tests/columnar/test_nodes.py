@@ -14,13 +14,13 @@ from tests.columnar.read_peer import FakeNode, refused
 from uprmc.client.connection import NodeConnection
 from uprmc.client.kv import KvClient, KvMap
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BadOption, NoVBucket, ProtocolError, Unreachable, VBucketsChanged
+from uprmc.columnar.errors import BadOption, NoVBucket, VBucketsChanged
 from uprmc.columnar.nodes import BulkNodes
-from uprmc.columnar.retry_policy import Busy
 from uprmc.model import FailoverEntry, vbucket_of
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import encode_failover_log
+from uprmc.remote.errors import Busy, NodeNonsense, NodeUnreachable
 
 
 def access(*places: str) -> Access:
@@ -186,7 +186,7 @@ def test_nodes_of_two_buckets_are_refused() -> None:
 def test_no_node_at_all_is_one_line() -> None:
     with FakeNode({0: 1}) as gone:
         place = gone.place
-    with pytest.raises(Unreachable, match=f"UPRMC_UNREACHABLE no node answers at {place}"):
+    with pytest.raises(NodeUnreachable, match=f"no node answers at {place}"):
         BulkNodes(access(place))
     with pytest.raises(BadOption, match="name at least one node"):
         BulkNodes(Access(()))
@@ -240,5 +240,5 @@ def test_a_torn_answer_is_protocol_error(opcode: int, value: bytes, words: str) 
         node.instead[opcode] = lambda frame: encode_response(
             frame.opcode, value=value, opaque=frame.opaque
         )
-        with pytest.raises(ProtocolError, match=words), BulkNodes(access(node.place)) as nodes:
+        with pytest.raises(NodeNonsense, match=words), BulkNodes(access(node.place)) as nodes:
             nodes.standings()

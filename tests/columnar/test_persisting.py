@@ -12,9 +12,9 @@ from tests.columnar.test_writing import KEYS, cluster, numbered, writer, written
 from tests.columnar.write_peer import DO, LOSE_AFTER, Cluster, troubled
 from tests.columnar.write_rows import HandClock, documents, versions
 from uprmc.columnar import writing
-from uprmc.columnar.errors import Refused
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.errors import Refused
 
 
 def crashing(seed: int, crashes: int) -> Any:

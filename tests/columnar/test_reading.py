@@ -16,12 +16,13 @@ from tests.bulk.world import compact
 from uprmc.client.kv import KvClient
 from uprmc.client.lease import Lease as ReferenceLease
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack, Unreachable
+from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket, RolledBack
 from uprmc.columnar.lease import BulkLease, KeptLease, acquire
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
+from uprmc.remote.errors import NodeUnreachable
 from uprmc.remote.lease import Grant
 
 VBUCKETS = 8
@@ -534,7 +535,7 @@ def test_a_node_that_goes_away_is_unreachable_and_one_that_is_back_is_read(
     next(batches)
     proxy.refuse()
     proxy.cut()
-    with pytest.raises(Unreachable):
+    with pytest.raises(NodeUnreachable):
         list(batches)
     proxy.refuse(False)
     assert len(rows_of(read(impatient, whole(), COLUMNS))) == DOCUMENTS

@@ -22,24 +22,23 @@ from tests.columnar.read_peer import (
     stream_end,
 )
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import (
-    LeaseEnded,
-    LeaseRefused,
-    ProtocolError,
-    Refused,
-    RolledBack,
-    SparkError,
-    Unreachable,
-)
+from uprmc.columnar.errors import LeaseEnded, RolledBack
 from uprmc.columnar.lease import acquire
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import LEASES_MAX, read
-from uprmc.columnar.retry_policy import Silent
 from uprmc.columnar.schema import Columns
 from uprmc.protocol.header import encode_request, encode_response
 from uprmc.protocol.opcodes import Opcode, OpenFlag, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE, STREAM_REQUEST_EXTRAS
 from uprmc.protocol.upr_extensions import LEASE_GRANT_EXTRAS
+from uprmc.remote.errors import (
+    ClientError,
+    LeaseRefused,
+    NodeNonsense,
+    NodeUnreachable,
+    Refused,
+    Silent,
+)
 
 COLUMNS = Columns(("key", "_vb", "_seq", "_vbuuid"))
 
@@ -117,7 +116,7 @@ def test_a_peer_that_falls_silent_is_given_up_after_the_timeout() -> None:
         node.stream = lambda frame: [accepted(frame.opaque)]
         first_then(node, begun, node.stream)
         lease = acquire(access(node), None, 60)
-        with pytest.raises(Silent, match=r"said nothing for 0\.6 s"):
+        with pytest.raises(Silent, match=r"says nothing for 0\.6 s"):
             seqnos(node, lease=lease.token)
         assert node.count(Opcode.UPR_OPEN) == 2
 
@@ -196,7 +195,7 @@ def test_a_rollback_names_both_seqnos() -> None:
         (Opcode.UPR_OPEN, Status.ACCESS_DENIED, Refused, "UPR_OPEN with: Not authorized"),
     ],
 )
-def test_a_refusal_is_final(opcode: int, status: int, kind: type[SparkError], words: str) -> None:
+def test_a_refusal_is_final(opcode: int, status: int, kind: type[ClientError], words: str) -> None:
     with FakeNode({0: 5}) as node:
         node.instead[opcode] = lambda frame: encode_response(
             frame.opcode, status, opaque=frame.opaque
@@ -227,7 +226,7 @@ def test_what_no_node_may_send_ends_the_read(sent: Callable[[int], bytes], words
     with FakeNode({0: 5}) as node:
         node.stream = lambda frame: begun(frame, sent(frame.opaque))
         batches = read(access(node), [Range(0)], COLUMNS)
-        with pytest.raises(ProtocolError, match=words) as caught:
+        with pytest.raises(NodeNonsense, match=words) as caught:
             next(batches)  # no row comes before it
         assert "\n" not in str(caught.value)
         assert node.count(Opcode.UPR_OPEN) == 1
@@ -242,7 +241,7 @@ def test_a_lease_of_more_than_the_stream_has_is_a_gap() -> None:
             return short(node, frame)
 
         node.stream = stream
-        with pytest.raises(ProtocolError, match="that goes to 5"):
+        with pytest.raises(NodeNonsense, match="that goes to 5"):
             seqnos(node)
 
 
@@ -250,14 +249,14 @@ def test_a_lease_of_more_than_the_stream_has_is_a_gap() -> None:
 def test_garbage_instead_of_an_answer_is_protocol_error(opcode: int) -> None:
     with FakeNode({0: 5}) as node:
         node.instead[opcode] = lambda frame: b"what?" * 10
-        with pytest.raises(ProtocolError, match="no frame"):
+        with pytest.raises(NodeNonsense, match="no frame"):
             seqnos(node)
 
 
 def test_nobody_is_unreachable() -> None:
     with FakeNode({0: 5}) as node:
         gone = access(node)
-    with pytest.raises(Unreachable, match="UPRMC_UNREACHABLE no node answers at"):
+    with pytest.raises(NodeUnreachable, match="no node answers at"):
         list(read(gone, [Range(0)], COLUMNS))
 
 

@@ -11,10 +11,10 @@ import pytest
 from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import ProtocolError, Refused
 from uprmc.columnar.registration import BulkRegistration, unregister
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.errors import NodeNonsense, Refused
 from uprmc.remote.registering import Instance
 
 REPORTS_KEY = b"uprmc_hwt_reports"
@@ -116,5 +116,5 @@ def test_a_torn_answer_is_no_answer(node: FakeNode) -> None:
     node.instead[Opcode.HWT_REPORTS] = lambda frame: encode_response(
         frame.opcode, extras=b"x", opaque=frame.opaque
     )
-    with pytest.raises(ProtocolError, match="torn"):
+    with pytest.raises(NodeNonsense, match="torn"):
         unregister(access(node), b"me")

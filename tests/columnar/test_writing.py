@@ -20,21 +20,13 @@ from hypothesis import strategies as st
 from tests.columnar.write_peer import ACCESS, DO, LOSE_AFTER, LOSE_BEFORE, Cluster, troubled
 from tests.columnar.write_rows import HandClock, documents, versions
 from uprmc.columnar.error_rows import ErrorRow
-from uprmc.columnar.errors import (
-    BadOption,
-    BadRow,
-    BadSchema,
-    NoVBucket,
-    ProtocolError,
-    Refused,
-    TooManyErrors,
-    Unreachable,
-)
+from uprmc.columnar.errors import BadOption, BadRow, BadSchema, NoVBucket, TooManyErrors
 from uprmc.columnar.report import TaskReport
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.remote.errors import NodeNonsense, NodeUnreachable, Refused
 
 TROUBLE = (Status.TEMPORARY_FAILURE, Status.BUSY, Status.LOCKED, LOSE_BEFORE, LOSE_AFTER)
 
@@ -138,7 +130,7 @@ def test_a_torn_document_is_protocol_error(monkeypatch: pytest.MonkeyPatch) -> N
     _instead(monkeypatch, Opcode.GET, answer=True)
     with (
         cluster(documents={b"a": (b"1", 7)}) as peers,
-        pytest.raises(ProtocolError, match="answer to GET with 0 bytes of extras"),
+        pytest.raises(NodeNonsense, match="answer to GET with 0 bytes of extras"),
     ):
         written(peers, documents({b"a": b"1"}), mode="insert")
 
@@ -149,7 +141,7 @@ def test_a_node_that_does_not_tell_what_is_on_disk_is_protocol_error(
     _instead(monkeypatch, Opcode.OBSERVE_SEQNO, answer=False)
     with (
         cluster() as peers,
-        pytest.raises(ProtocolError, match="no answer to OBSERVE_SEQNO of vb="),
+        pytest.raises(NodeNonsense, match="no answer to OBSERVE_SEQNO of vb="),
     ):
         written(peers, documents({b"a": b"1"}), durability="persist")
 
@@ -584,7 +576,7 @@ def test_a_lost_connection_that_never_comes_back_ends_the_task() -> None:
     clock = HandClock()
     with cluster(script=lambda frame: LOSE_BEFORE) as peers:
         target = writer(peers, clock, retry_deadline_s=5)
-        with pytest.raises(Unreachable), target:
+        with pytest.raises(NodeUnreachable), target:
             target.write(documents({b"k": b"v"}))
 
 

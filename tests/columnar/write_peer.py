@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import ProtocolError, Unreachable
 from uprmc.columnar.nodes import NodeStanding
 from uprmc.model import vbucket_of
 from uprmc.protocol.binary import (
@@ -33,6 +32,7 @@ from uprmc.protocol.header import (
 )
 from uprmc.protocol.management import decode_with_meta
 from uprmc.protocol.opcodes import QUIET, Opcode, Status
+from uprmc.remote.errors import NodeNonsense, NodeUnreachable
 
 #: What a script may say: carry it out; a status; hang up before or after.
 DO, LOSE_BEFORE, LOSE_AFTER = "do", "lose before", "lose after"
@@ -262,11 +262,11 @@ class Line:
     def stats(self, _group: str) -> dict[str, str]:
         return {}
 
-    def failure(self, what: str) -> Unreachable:
-        return Unreachable(f"{self.place} {what}")
+    def failure(self, what: str) -> NodeUnreachable:
+        return NodeUnreachable(f"{self.place} {what}")
 
-    def protocol_error(self, what: str) -> ProtocolError:
-        return ProtocolError(f"{self.place} sent {what}")
+    def protocol_error(self, what: str) -> NodeNonsense:
+        return NodeNonsense(f"{self.place} sent {what}")
 
 
 def troubled(seed: int, share: float = 0.2, *, verdicts: tuple[Verdict, ...]) -> Script:

@@ -24,12 +24,12 @@ from tests.kv.harness import PULL_BYTES
 from tests.server.support import Loop
 from tests.upr import peer
 from tests.upr.link_rig import Owner, replica_rig
-from uprmc.client.errors import ClientError, ConnectionLost
+from uprmc.client.errors import ConnectionLost
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import SparkError
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
+from uprmc.remote.errors import ClientError
 from uprmc.upr.link import ReplicaLink
 
 NOOP = 0x5C
@@ -395,7 +395,7 @@ class Columnar(Face):
     def fail(self) -> str:
         try:
             self._read()
-        except SparkError as error:
+        except ClientError as error:
             return str(error)
         raise AssertionError("it has ended well")
 

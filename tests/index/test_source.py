@@ -38,11 +38,11 @@ OLD, NEW = Has(1, 9, ((7, 0),)), Has(2, 5, ((8, 5), (7, 0)))
 REPLICA = Has(None, 5, ((7, 0),))
 
 
-class Nodes(KeptConnections[Any]):
+class Nodes(KeptConnections):
     """Nodes by place; those that have nothing are silent."""
 
     def __init__(self, nodes: Mapping[str, Has | None]) -> None:
-        super().__init__(self._connected, NodeError)
+        super().__init__(self._connected)
         self.nodes = dict(nodes)
         self.deposed: list[str] = []
         self.counts: dict[str, int] = {}
@@ -53,7 +53,7 @@ class Nodes(KeptConnections[Any]):
             knows_terms=True,
             ask_all=lambda asked: [self._answer(place, each) for each in asked],
             told=lambda group: {"ep_max_vbuckets": str(self.counts.get(place, 1))},
-            statistics=lambda group: [("vb_0:last_persisted_seqno", str(self._at(place).seqno))],
+            statistics=lambda group: {"vb_0:last_persisted_seqno": str(self._at(place).seqno)},
             close=lambda: None,
         )
 

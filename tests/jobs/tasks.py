@@ -7,8 +7,9 @@ import signal
 import sys
 from pathlib import Path
 
-from uprmc.columnar.errors import BadRow, Unreachable
+from uprmc.columnar.errors import BadRow
 from uprmc.jobs.engines import current_attempt
+from uprmc.remote.errors import NodeUnreachable
 
 
 def squared(number: int) -> int:
@@ -42,7 +43,7 @@ def always_killed(number: int) -> int:
 
 def unreachable_until_the_third(number: int) -> int:
     if current_attempt() < 2:
-        raise Unreachable("nobody answers")
+        raise NodeUnreachable("nobody answers")
     return current_attempt()
 
 

@@ -18,12 +18,13 @@ import pytest
 from interop.server_process import ServerProcess
 from tests.bulk.here import changes, contents, put
 from uprmc.columnar.access import Access
-from uprmc.columnar.errors import BadFile, BadOption, BadRow, TooManyErrors, Unreachable
+from uprmc.columnar.errors import BadFile, BadOption, BadRow, TooManyErrors
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.jobs.engines import LocalEngine
 from uprmc.jobs.progress import Step
 from uprmc.load.loading import LoadReport, load
 from uprmc.load.row_rules import RowRules
+from uprmc.remote.errors import NodeUnreachable
 
 ENGINE = LocalEngine(1)
 
@@ -268,7 +269,7 @@ def test_a_column_that_a_file_is_known_to_lack_is_refused_with_the_nearest(
 def test_a_node_that_is_not_there_is_said(node: ServerProcess, tmp_path: Path) -> None:
     path = written(tmp_path, [{"key": "a", "value": "x"}])
     write = WriteOptions(Access(("127.0.0.1:1",), retries=0), retry_deadline_s=0.1)
-    with pytest.raises(Unreachable):
+    with pytest.raises(NodeUnreachable):
         load([path], write=write, engine=ENGINE)
 
 

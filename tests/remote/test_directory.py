@@ -27,6 +27,7 @@ from uprmc.remote.directory import (
     chosen,
     telling,
 )
+from uprmc.remote.errors import NodeError
 
 OLD = ((1, 0),)
 
@@ -369,7 +370,7 @@ class Kept:
     def use(self) -> str:
         self.uses += 1
         if self.uses > 1:
-            raise OSError("closed")
+            raise NodeError("closed")
         return "answer"
 
     def ask_all(self, requests: Sequence[RequestFrame]) -> list[ResponseFrame]:
@@ -390,14 +391,14 @@ def test_a_connection_that_was_kept_and_is_lost_is_dialled_once_more() -> None:
         made.append(place)
         return Kept(place)
 
-    connections = KeptConnections(dial, OSError)
+    connections = KeptConnections(dial)  # type: ignore[arg-type]
     assert [connections.ask("n:1", Kept.use) for _ in range(3)] == ["answer"] * 3
     assert len(made) == 3
 
     def fail(connection: Kept) -> None:
-        raise OSError("it is down")
+        raise NodeError("it is down")
 
-    with pytest.raises(OSError, match="it is down"):
+    with pytest.raises(NodeError, match="it is down"):
         connections.ask("n:1", fail)
     assert len(made) == 4, "dialled once, not for ever"
     directory = Directory(["n:1"])

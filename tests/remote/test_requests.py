@@ -12,7 +12,6 @@ from contextlib import contextmanager
 import pytest
 
 from tests.columnar.write_peer import Line as Peer
-from uprmc.columnar.errors import ProtocolError, Unreachable
 from uprmc.protocol.binary import STORE_EXTRAS
 from uprmc.protocol.header import (
     HEADER_BYTES,
@@ -23,7 +22,8 @@ from uprmc.protocol.header import (
     unpack_request,
 )
 from uprmc.protocol.opcodes import Opcode, Status
-from uprmc.remote.blocking import Line, run
+from uprmc.remote.blocking import RequestLine, run
+from uprmc.remote.errors import NodeNonsense, NodeUnreachable
 from uprmc.remote.requests import BATCHES_UNDER_WAY, Window
 
 Answering = Callable[[RequestFrame], bytes]
@@ -96,9 +96,9 @@ def share(
     order: Sequence[int] | None = None,
     window: int = 10,
     window_bytes: int = 10**6,
-) -> Line[Peer, int]:
+) -> RequestLine[int]:
     order = range(len(frames)) if order is None else order
-    return Line(peer, Window(frames, order, window, window_bytes, quiet=True))
+    return RequestLine(peer, Window(frames, order, window, window_bytes, quiet=True))
 
 
 def test_a_quiet_success_is_no_answer() -> None:
@@ -167,7 +167,7 @@ def test_windows_whose_end_was_not_answered_are_unsettled_as_a_whole(after: int)
         asked = share(line, stores(20), window=5)
         run([asked], 10)
         settled = after // 5 * 5
-        assert isinstance(asked.lost, Unreachable)
+        assert isinstance(asked.lost, NodeUnreachable)
         assert list(asked.window.unsettled()) == list(range(settled, 20))
         assert sorted(asked.window.answers) == list(range(settled))
 
@@ -188,7 +188,7 @@ def test_nonsense_ends_the_connection(answer: Answering) -> None:
     with peer(answer) as (line, _):
         asked = share(line, stores(3))
         run([asked], 10)
-        assert isinstance(asked.lost, ProtocolError)
+        assert isinstance(asked.lost, NodeNonsense)
 
 
 def test_an_answer_to_a_request_of_a_settled_window_is_a_protocol_error() -> None:
@@ -198,7 +198,7 @@ def test_an_answer_to_a_request_of_a_settled_window_is_a_protocol_error() -> Non
     with peer(answer) as (line, _):
         asked = share(line, stores(9), window=2)
         run([asked], 10)
-        assert isinstance(asked.lost, ProtocolError)
+        assert isinstance(asked.lost, NodeNonsense)
 
 
 def test_a_keep_alive_is_answered() -> None:
@@ -255,7 +255,7 @@ def test_tls_that_must_read_first_is_not_asked_to_send_meanwhile() -> None:
         turns = _Turns(ours)
         asked = share(Peer(turns, "peer:1"), stores(3))  # type: ignore[arg-type]
         run([asked], 0.3)
-        assert isinstance(asked.lost, Unreachable)  # nothing came, and nobody span meanwhile
+        assert isinstance(asked.lost, NodeUnreachable)  # nothing came, and nobody span meanwhile
         assert (turns.sends, turns.receives) == (1, 0)
 
 
@@ -280,8 +280,8 @@ def test_a_node_that_says_nothing_is_given_up() -> None:
     with peer(lambda frame: b"") as (line, _):
         asked = share(line, stores(3))
         run([asked], 0.2)
-        assert isinstance(asked.lost, Unreachable)
-        assert "said nothing" in str(asked.lost)
+        assert isinstance(asked.lost, NodeUnreachable)
+        assert "says nothing" in str(asked.lost)
         assert line.socket.gettimeout() == 0.2
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from interop.replica_pair import Node
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import dialled
 from uprmc.columnar.schema import Columns
+from uprmc.remote.blocking import NodeConnection
 from uprmc.spark.following import SparkFollower
 from uprmc.spark.offsets import Offset, parsed
 from uprmc.spark.options import ReadOptions
@@ -24,8 +25,8 @@ def options_for(servers: str, **changes: Any) -> ReadOptions:
     return replace(ReadOptions(access, Columns(key_type="binary")), **changes)
 
 
-def connected(node: Node) -> Connection:
-    return Connection(str(node.upr), Access((str(node.upr),)))
+def connected(node: Node) -> NodeConnection:
+    return dialled(str(node.upr), Access((str(node.upr),)))
 
 
 def rows_of(node: Node) -> dict[tuple[int, str], dict[str, str]]:

@@ -14,9 +14,9 @@ from tests.bulk.cli_run import ROOT, uprmc
 from uprmc.cli import bulk
 from uprmc.cli.bulk import BulkShown, line_of, running
 from uprmc.cli.main import run
-from uprmc.columnar.errors import Unreachable
 from uprmc.errors import ConfigError
 from uprmc.jobs.progress import Step
+from uprmc.remote.errors import NodeUnreachable
 
 HEAVY = ("pyarrow", "numpy", "pyspark", "pandas")
 
@@ -162,14 +162,14 @@ def lost_after(step: Step | None) -> None:
     with running(progress="none", as_json=False, report=None, afterwards=str) as work:
         if step:
             work.progress(step)
-        raise Unreachable("it is gone")
+        raise NodeUnreachable("it is gone")
 
 
 def test_a_node_that_is_lost_in_the_middle_is_told_with_how_to_go_on() -> None:
-    with pytest.raises(Unreachable, match=r"^UPRMC_UNREACHABLE it is gone; Step\(what='loading'"):
+    with pytest.raises(NodeUnreachable, match=r"^it is gone; Step\(what='loading'"):
         lost_after(Step("loading", 3, 10))
 
 
 def test_a_node_that_was_never_reached_is_told_alone() -> None:
-    with pytest.raises(Unreachable, match=r"^UPRMC_UNREACHABLE it is gone$"):
+    with pytest.raises(NodeUnreachable, match=r"^it is gone$"):
         lost_after(None)

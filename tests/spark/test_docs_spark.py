@@ -81,18 +81,18 @@ def test_every_key_of_an_offset_is_told() -> None:
 # --- errors -------------------------------------------------------------------------------------
 
 
-def _kinds(kind: type[errors.SparkError]) -> set[type[errors.SparkError]]:
+def _kinds(kind: type[errors.ClientError]) -> set[type[errors.ClientError]]:
     return {kind}.union(*(_kinds(each) for each in kind.__subclasses__()))
 
 
 def test_every_code_word_is_told() -> None:
     verbs()  # the command line has errors of its own
-    ours = {each for each in _kinds(errors.SparkError) if each.__module__.startswith("uprmc.")}
+    ours = {each for each in _kinds(errors.ClientError) if each.__module__.startswith("uprmc.")}
     assert sorted(names(section(REFERENCE, "## Errors"))) == sorted({each.code for each in ours})
 
 
 def test_code_words_that_the_page_mentions_exist() -> None:
-    ours = {each.code for each in _kinds(errors.SparkError)}
+    ours = {each.code for each in _kinds(errors.ClientError)}
     assert (
         set(
             re.findall(

@@ -14,7 +14,7 @@ from tests.bulk.world import ask, compact, flush, persist, stop_persistence
 from tests.columnar.write_rows import versions, written
 from tests.spark.stream_rows import Stream, options_for
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import dialled
 from uprmc.columnar.errors import BadFile, DataLost, NoVBucket, RolledBack, VBucketsChanged
 from uprmc.columnar.lease import BulkLease, of_token
 from uprmc.model import vbucket_of
@@ -62,7 +62,7 @@ def stream(node: Node | Calm, **changes: object) -> Stream:
 
 def leases_of(node: Calm) -> int:
     """How many leases a node holds."""
-    with Connection(str(node.upr), Access((str(node.upr),))) as connection:
+    with dialled(str(node.upr), Access((str(node.upr),))) as connection:
         return int(connection.stats("leases")["open"])
 
 

@@ -23,7 +23,7 @@ from tests.server.certificates import make_certificate
 from tests.spark.refusing import refusal
 from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import dialled
 from uprmc.spark.session import register
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def test_all_actions_of_a_dataframe_read_one_moment_from_one_lease(
     load: Callable[..., DataFrame], servers: str, node: ServerProcess
 ) -> None:
     def granted() -> int:
-        with Connection(servers, Access((servers,))) as connection:
+        with dialled(servers, Access((servers,))) as connection:
             return int(connection.stats("leases")["granted"])
 
     before = granted()

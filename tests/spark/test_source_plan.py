@@ -22,12 +22,11 @@ from tests.bulk.world import HERE, access_to, ask, compact
 from tests.spark.conftest import VBUCKETS
 from uprmc.backup.backups import backup
 from uprmc.backup.verifying import verify
-from uprmc.columnar.connection import Connection
+from uprmc.columnar.connection import dialled
 from uprmc.columnar.errors import (
     BadOption,
     DataLost,
     LeaseEnded,
-    LeaseRefused,
     NoVBucket,
     RolledBack,
     VBucketsChanged,
@@ -38,6 +37,7 @@ from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.schema import DEFAULT
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import Opcode
+from uprmc.remote.errors import LeaseRefused
 from uprmc.spark import batch
 from uprmc.spark.api import current_offsets, hold
 from uprmc.spark.batch import ReadTask, plan, run
@@ -189,7 +189,7 @@ def test_every_task_of_a_held_read_reads_one_moment(node: ServerProcess, servers
 
 def open_leases(servers: str) -> list[int]:
     """Return the seconds that each lease of the node has left."""
-    with Connection(servers, read_options({"servers": servers}).access) as connection:
+    with dialled(servers, read_options({"servers": servers}).access) as connection:
         told = connection.stats("leases")
     return sorted(int(value) for name, value in told.items() if name.endswith("seconds_left"))
 

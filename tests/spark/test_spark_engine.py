@@ -15,7 +15,8 @@ from tests.jobs import tasks as work
 from uprmc.backup.backups import backup
 from uprmc.backup.restoring import restore
 from uprmc.backup.verifying import verify
-from uprmc.columnar.errors import BadRow, TaskFailed, Unreachable
+from uprmc.columnar.errors import BadRow, TaskFailed
+from uprmc.remote.errors import NodeUnreachable
 from uprmc.spark.spark_engine import SparkEngine, run_order
 
 if TYPE_CHECKING:
@@ -81,8 +82,8 @@ def test_a_backup_made_by_spark_is_restored_by_spark(
 def test_a_final_error_is_a_result_and_any_other_is_raised() -> None:
     succeeded, error = pickle.loads(run_order(pickle.dumps((_refuse, BadRow("no"))), 0))
     assert (succeeded, str(error)) == (False, "UPRMC_ROW no")
-    with pytest.raises(Unreachable):
-        run_order(pickle.dumps((_refuse, Unreachable("nobody"))), 0)
+    with pytest.raises(NodeUnreachable):
+        run_order(pickle.dumps((_refuse, NodeUnreachable("nobody"))), 0)
 
 
 def _refuse(error: Exception) -> None:

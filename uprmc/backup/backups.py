@@ -49,7 +49,6 @@ from uprmc.columnar.errors import (
     BackupIncomplete,
     BadOption,
     LeaseEnded,
-    ProtocolError,
     RolledBack,
     VBucketsChanged,
 )
@@ -60,6 +59,7 @@ from uprmc.columnar.reading import read
 from uprmc.columnar.schema import Columns
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.progress import Progress, Step, unseen
+from uprmc.remote.errors import NodeNonsense
 from uprmc.rollback import VBucketHoldings, history_of
 
 __all__ = ["Kind", "backup"]
@@ -124,7 +124,7 @@ def read_group(task: GroupTask) -> GroupDone:
 
     Raises:
         LeaseEnded: the lease does not hold what the increment is to have.
-        RolledBack, Unreachable, ...: as `reading.read`.
+        RolledBack, NodeUnreachable, ...: as `reading.read`.
     """
     tally = _Tally(task)
     ranges = [
@@ -184,7 +184,7 @@ class _Tally:
             digest = self._writer.digests.get(vbucket, Digest())
             part = self._parts[vbucket]
             if vbucket not in self._heard or digest.rows != part.rows:
-                raise ProtocolError(
+                raise NodeNonsense(
                     f"vb={vbucket}: {digest.rows} rows came and {part.rows} were announced"
                 )
             self._parts[vbucket] = replace(part, digest=digest)
@@ -475,7 +475,7 @@ def backup(
         VBucketsChanged: the bucket has another number of vBuckets than the chain.
         NoVBucket: a vBucket is active nowhere: the backup would have a gap.
         LeaseEnded: the lease was lost three times.
-        BadOption, BadFile, Unreachable, ...
+        BadOption, BadFile, NodeUnreachable, ...
     """
     wish = BackupWish(
         access,

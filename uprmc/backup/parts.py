@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 
 from uprmc.backup.digest import FIELDS, Digest, add_up, digests, row_hashes
 from uprmc.backup.manifest import FilePart
-from uprmc.columnar.errors import BackupDamaged, BadOption, why
+from uprmc.columnar.errors import BackupDamaged, BadOption
+from uprmc.errors import why
 from uprmc.jobs.files import sha256_of, whole_file
 
 #: Rows are gathered in memory up to this size; then they are a file.

@@ -71,7 +71,7 @@ def forget(access: Access, directory: Path) -> Forgotten:
 
     Raises:
         BackupForeign: it is none.
-        Unreachable, ...: a node does not answer, or refuses.
+        NodeUnreachable, ...: a node does not answer, or refuses.
     """
     name = Repository(directory).id
     return Forgotten(name, unregister(access, name.encode()))

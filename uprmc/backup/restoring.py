@@ -243,7 +243,7 @@ def restore(
 
     Raises:
         BackupDamaged, BackupForeign, BackupIncomplete: nothing was written.
-        BadRow, TooManyErrors, Unreachable, ...: some groups may have been written.
+        BadRow, TooManyErrors, NodeUnreachable, ...: some groups may have been written.
     """
     prefix = key_prefix.encode() if isinstance(key_prefix, str) else key_prefix
     chosen = options or WriteOptions(access, durability="persist")

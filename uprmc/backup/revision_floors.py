@@ -13,12 +13,12 @@ from collections.abc import Collection, Iterable, Mapping
 
 from uprmc.backup.manifest import Manifest
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection
 from uprmc.columnar.lease import BulkLease
 from uprmc.columnar.nodes import BulkNodes, details
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr_extensions import VBUCKET_FACTS_EXTRAS
+from uprmc.remote.blocking import NodeConnection
 
 _NOT_KNOWN = frozenset((Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED))
 
@@ -27,7 +27,7 @@ def told_floors(access: Access, lease: BulkLease) -> dict[int, int]:
     """Return the floors of a lease's vBuckets, as the nodes tell that hold it.
 
     Raises:
-        Unreachable, ...: as `BulkNodes`.
+        NodeUnreachable, ...: as `BulkNodes`.
     """
     found: dict[int, int] = {}
     with BulkNodes(access) as nodes:
@@ -65,7 +65,7 @@ def raise_floors(access: Access, floors: Mapping[int, int], vbuckets: int) -> li
         The nodes that do not know the command.
 
     Raises:
-        Refused, Unreachable, NoVBucket, ...: a floor was not raised for another reason.
+        Refused, NodeUnreachable, NoVBucket, ...: a floor was not raised for another reason.
     """
     if not floors:
         return []
@@ -90,7 +90,7 @@ class _Raising:
             for number, floor in floors.items()
         ]
 
-    def __call__(self, connection: Connection) -> bool:
+    def __call__(self, connection: NodeConnection) -> bool:
         answers = connection.ask_all(self._requests)
         refused = [answer for answer in answers if answer.status]
         if refused and refused[0].status not in _NOT_KNOWN:

@@ -358,7 +358,7 @@ def verify(
 
     Raises:
         BadOption: the sides cannot be compared so.
-        BackupDamaged, BackupForeign, BackupIncomplete, NoVBucket, Unreachable, ...
+        BackupDamaged, BackupForeign, BackupIncomplete, NoVBucket, NodeUnreachable, ...
     """
     prefix = key_prefix.encode() if isinstance(key_prefix, str) else key_prefix
     sides = open_sides(a, b)

@@ -375,7 +375,7 @@ def _part(total: int, parts: int, number: int) -> int:
 def _say_what_is_there(connection: NodeConnection, plan: Plan) -> None:
     """Warn of a node that is in use; not all users may ask for its statistics."""
     with suppress(NodeError, ValueError):
-        items = int(dict(connection.statistics("")).get("curr_items", 0))
+        items = int(connection.statistics("").get("curr_items", 0))
         if items:
             prefix = plan.prefix.decode("utf-8", "backslashreplace")
             some = f"{items:,} document{'s' if items > 1 else ''}"

@@ -29,11 +29,12 @@ from uprmc.cli.arguments import Read, whole
 from uprmc.cli.node_access import ANSWER_S, DEFAULT_NODE, from_file, login_options, tls_options
 from uprmc.cli.usage import in_one_line
 from uprmc.columnar.access import Access, Tls
-from uprmc.columnar.errors import BadOption, MissingPackage, SparkError, Unreachable
+from uprmc.columnar.errors import BadOption, BulkError, MissingPackage
 from uprmc.columnar.option import table
 from uprmc.errors import Interrupted
 from uprmc.jobs.files import write_whole
 from uprmc.jobs.progress import Step
+from uprmc.remote.errors import ClientError, NodeUnreachable
 
 if TYPE_CHECKING:
     from uprmc.columnar.write_options import OnError
@@ -55,6 +56,13 @@ class BulkVerb(click.Command):
             raise
         except click.UsageError as error:
             raise BadOption(in_one_line(error)) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ClientError as error:
+            error.shows_code = True
+            raise
 
 
 _FILE = click.Path(exists=True, dir_okay=False)
@@ -358,13 +366,13 @@ def _without_noise() -> Iterator[None]:
         os.dup2(log.fileno(), 2)
         try:
             yield
-        except (SparkError, ImportError, KeyboardInterrupt):
+        except (BulkError, ImportError, KeyboardInterrupt):
             raise
         except Exception as error:
             log.seek(0)
             last = [*str(error).splitlines(), *log.read().decode(errors="replace").splitlines()]
             said = next((line.strip() for line in reversed(last) if line.strip()), repr(error))
-            raise SparkError(f"Spark did not start: {said} (--debug shows all)") from error
+            raise BulkError(f"Spark did not start: {said} (--debug shows all)") from error
         finally:
             os.dup2(kept, 2)
             os.close(kept)
@@ -429,7 +437,7 @@ def running(
                 yield run
         except KeyboardInterrupt:
             raise Interrupted(f"interrupted: {afterwards(shown.last)}") from None
-        except Unreachable as error:
+        except NodeUnreachable as error:
             if shown.last is not None:
                 error.text += f"; {afterwards(shown.last)}"
             raise

@@ -123,7 +123,7 @@ def compact(
 
 def _data_of(node: NodeAccess) -> Path:
     with node.connected() as connection:
-        return Path(dict(connection.statistics("config"))["ep_dbname"])
+        return Path(connection.statistics("config")["ep_dbname"])
 
 
 def _copy(source: Path, target: Path, as_json: bool) -> None:

@@ -349,8 +349,8 @@ def _items(connection: NodeConnection) -> int | None:
         NodeError: the node has nothing but replicas, which would be filled again.
     """
     try:
-        states = {state for _, state in connection.statistics("vbucket")}
-        items = dict(connection.statistics("")).get("curr_items", "")
+        states = {*connection.statistics("vbucket").values()}
+        items = connection.statistics("").get("curr_items", "")
     except LoginWanted:
         raise
     except NodeError:

@@ -186,7 +186,7 @@ def found_views(place: str | None, node: NodeAccess, timeout_s: float) -> ViewsA
 
 def _told(node: NodeAccess) -> tuple[str, ssl.SSLContext | None]:
     with node.connected() as connection:
-        found = dict(connection.statistics("index"))
+        found = connection.statistics("index")
     place = found.get("views", "")
     if found.get("state") == "off" or not place:
         raise NodeError(f"the node at {node.place} has no views listener; name one with --views")

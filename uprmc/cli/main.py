@@ -203,7 +203,7 @@ def _explained(error: UprmcError) -> str:
         from uprmc.cli.ping import listener_at
 
         words = listener_at(place)
-        code = getattr(error, "code", "")
+        code = getattr(error, "code", "") if getattr(error, "shows_code", False) else ""
         return f"{code} {words}".strip() if words else _one_line(str(error))
     return _one_line(str(error))
 

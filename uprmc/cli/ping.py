@@ -200,7 +200,7 @@ def listener_at(place: str) -> str:
         words = stranger(place, _answer(place, _unverified()))
         return words or f"the listener at {place} speaks TLS: {WITH_TLS}"
     with suppress(NodeError, ValueError), NodeConnection(place, _LOOK_S) as connection:
-        for name, value in connection.statistics(""):
+        for name, value in connection.statistics("").items():
             if name == _OF_TAP_ADAPTER:
                 return (
                     f"a TAP adapter answers at {place}, which speaks no UPR: name its upstream "

@@ -60,7 +60,7 @@ class NodeReplication(NamedTuple):
     @classmethod
     def of(cls, connection: NodeConnection) -> Self:
         """Ask the node; raises `NodeError`."""
-        numbers = dict(connection.statistics("replication"))
+        numbers = connection.statistics("replication")
         found = [
             int(name.removeprefix("vb_").removesuffix(":source"))
             for name in numbers
@@ -98,7 +98,7 @@ def states(connection: NodeConnection) -> dict[int, VBucketState]:
     """Return the state of every vBucket that the node has."""
     return {
         int(name.removeprefix("vb_")): VBucketState[state.upper()]
-        for name, state in connection.statistics("vbucket")
+        for name, state in connection.statistics("vbucket").items()
     }
 
 
@@ -504,7 +504,7 @@ def _logs(
     """Return logs and terms by vBucket; of all if none is named. A term that is not told is 0."""
     found: dict[int, list[FailoverEntry]] = {}
     numbers: dict[str, int] = {}
-    for name, value in connection.statistics("failovers"):
+    for name, value in connection.statistics("failovers").items():
         numbers[name] = int(value)
         vbucket, _, what = name.removeprefix("vb_").partition(":")
         if what.endswith(":seq"):

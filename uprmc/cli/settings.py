@@ -77,8 +77,8 @@ def _of_sources(config: Path | None, changes: tuple[str, ...]) -> Rows:
 
 def _of_node(node: NodeAccess) -> Rows:
     with node.connected() as connection:
-        values = dict(connection.statistics("settings-uprmc"))
-        origins = dict(connection.statistics("settings-origins"))
+        values = connection.statistics("settings-uprmc")
+        origins = connection.statistics("settings-origins")
     if _SURE not in origins:
         raise NodeError(f"{node.place} does not tell where its settings come from")
     return [

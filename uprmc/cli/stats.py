@@ -183,7 +183,7 @@ def stats(group: tuple[str, ...], node: NodeAccess, why: bool, as_json: bool) ->
         return
     with node.connected() as connection:
         try:
-            found = dict(connection.statistics(" ".join(group)))
+            found = connection.statistics(" ".join(group))
         except NoSuchGroup as error:
             meant = nearest(group[0], [*GROUPS, *BY_VBUCKET])
             hint = f"did you mean {meant}?" if meant else "'uprmc stats --help' lists them"
@@ -200,7 +200,7 @@ def _say_why(group: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     if group != ("memory",):
         raise click.UsageError("--why belongs to the group memory: uprmc stats memory --why")
     with node.connected() as connection:
-        found = [dict(connection.statistics(name)) for name in ("memory", "memory-holders")]
+        found = [connection.statistics(name) for name in ("memory", "memory-holders")]
     memory = memory_of(*found)
     if as_json:
         click.echo(json.dumps(as_plain(memory), indent=2))
@@ -229,7 +229,7 @@ def status(node: NodeAccess, as_json: bool) -> int:
     """
     try:
         with node.connected() as connection:
-            facts = dict(connection.statistics("health"))
+            facts = connection.statistics("health")
     except NodeError as error:
         if as_json:
             what = {"what": str(error), "since": None, "do": "start it, or name another: --node"}

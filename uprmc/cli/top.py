@@ -316,12 +316,12 @@ class _Reader:
 
 
 def _read(connection: NodeConnection) -> TopReading:
-    general = dict(connection.statistics(""))
+    general = connection.statistics("")
     more: dict[str, Group] = {}
     follows = general.get("vb_replica_num", "0") != "0"
     for name in (*_GROUPS, *((_REPLICATION,) if follows else ())):
         with contextlib.suppress(NoSuchGroup):
-            more[name] = dict(connection.statistics(name))
+            more[name] = connection.statistics(name)
     return TopReading(time.monotonic(), general, more)
 
 

@@ -61,7 +61,7 @@ def list_(states: tuple[str, ...], node: NodeAccess, as_json: bool) -> None:
     and number of documents.
     """
     with node.connected() as connection:
-        details = dict(connection.statistics("vbucket-details"))
+        details = connection.statistics("vbucket-details")
     numbers = (name.removeprefix("vb_") for name in details if ":" not in name)
     rows = [_row(int(number), details) for number in numbers]
     shown = [row for row in rows if not states or row.state in states]

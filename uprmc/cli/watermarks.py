@@ -132,7 +132,7 @@ def _told_name(meta: str) -> str | None:
 def _by_vbucket(connection: NodeConnection) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield each vBucket and what the statistics say of it."""
     found: dict[int, dict[str, str]] = {}
-    for name, value in connection.statistics("watermarks"):
+    for name, value in connection.statistics("watermarks").items():
         vbucket, _, what = name.partition(":")
         found.setdefault(int(vbucket.removeprefix("vb_")), {})[what] = value
     yield from sorted(found.items())
@@ -218,7 +218,7 @@ def _send(
             RequestFrame(Opcode.HWT_REPORT, key=name.encode(), extras=extras, vbucket=number)
             for number in numbers
         ]
-        for request, answer in connection.ask_each(requests):
+        for request, answer in zip(requests, connection.ask_all(requests), strict=True):
             if answer.status:
                 refused[request.vbucket] = answer
             else:

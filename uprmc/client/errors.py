@@ -8,16 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from uprmc.errors import UprmcError
+from uprmc.remote.errors import (
+    ClientError,
+    NodeUnavailable,
+    NodeUnreachable,
+    NotForgotten,
+    TlsFailed,
+)
 from uprmc.remote.ranges import named
 from uprmc.remote.registering import Purged
 
+__all__ = [
+    "ClientError", "ConnectionLost", "DeletionsPurged", "MisuseError", "NodeUnavailable",
+    "NodeUnreachable", "NotANode", "NotActive", "NotForgotten", "OpenRefused", "ProducerError",
+    "RollbackRefused", "TlsFailed", "WaitedTooLong", "ended", "not_active",
+]  # fmt: skip
+
 #: An error lists so many reasons.
 _REASONS_MAX = 5
-
-
-class ClientError(UprmcError):
-    """Root of what the consumer's library raises by itself."""
 
 
 class MisuseError(ClientError):
@@ -27,20 +35,8 @@ class MisuseError(ClientError):
 # --- nodes --------------------------------------------------------------------------------------
 
 
-class NodeUnavailable(ClientError):
-    """No node can be used."""
-
-
-class NodeUnreachable(NodeUnavailable):
-    """Nobody answers there: not running, another host or port, a network between."""
-
-
 class NotANode(NodeUnavailable):
     """Something answers there, and it does not speak UPR."""
-
-
-class TlsFailed(NodeUnavailable):
-    """One side speaks TLS and the other does not, or the certificate is not trusted."""
 
 
 class OpenRefused(NodeUnavailable):
@@ -137,18 +133,6 @@ class DeletionsPurged(ClientError):
         self.vbucket = vbucket
         self.held_seqno = held_seqno
         self.purged = purged
-
-
-class NotForgotten(ClientError):
-    """A node did not remove rows of a registered client, for example because it still runs.
-
-    Attributes:
-        vbuckets: in which.
-    """
-
-    def __init__(self, text: str, vbuckets: Sequence[int]) -> None:
-        super().__init__(text)
-        self.vbuckets = tuple(vbuckets)
 
 
 class WaitedTooLong(ClientError):

@@ -11,28 +11,19 @@ client's own id.
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from uprmc.client.connection import NodeConnection, NodeError
-from uprmc.client.errors import MisuseError, NotActive, NotForgotten
+from uprmc.client.errors import MisuseError, NotActive
 from uprmc.client.nodes import check_place
-from uprmc.connecting import own_name
-from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
-from uprmc.protocol import control
-from uprmc.protocol.opcodes import Status
 from uprmc.protocol.watermarks import ID_MAX_BYTES
 from uprmc.remote import features
-from uprmc.remote.blocking import KeptConnections
+from uprmc.remote.blocking import KeptConnections, remove_rows
 from uprmc.remote.directory import Directory, Why
-from uprmc.remote.ranges import named
-from uprmc.remote.reports import removals, told_of
 
 #: A node that says nothing for so long is given up, in seconds.
 _TIMEOUT_S = 30.0
-
-#: Answers that say that there is no row to remove any more.
-_NOTHING_THERE = frozenset({Status.KEY_NOT_FOUND, Status.NOT_MY_VBUCKET})
 
 
 def forget(
@@ -72,8 +63,7 @@ def forget(
     connections = KeptConnections(
         lambda at: NodeConnection(
             at, timeout_s, tls, credentials, features.SURVEYOR, b"uprmc forget"
-        ),
-        NodeError,
+        )
     )
     try:
         return _forget(connections, Directory(places), instance.encode(), vbuckets)
@@ -82,7 +72,7 @@ def forget(
 
 
 def _forget(
-    connections: KeptConnections[NodeConnection],
+    connections: KeptConnections,
     directory: Directory,
     name: bytes,
     vbuckets: Iterable[int] | None,
@@ -100,43 +90,8 @@ def _forget(
             by_place.setdefault(place, []).append(number)
     removed: list[int] = []
     for place, numbers in by_place.items():
-        removed += _remove(connections.at(place), name, numbers)
+        removed += remove_rows(connections.at(place), name, numbers)
     missing = directory.missing(wanted)
     if missing is not None:
         raise NotActive(str(missing), missing.numbers)
     return sorted(removed)
-
-
-def _remove(connection: NodeConnection, name: bytes, numbers: Sequence[int]) -> set[int]:
-    """Remove the rows of vBuckets that one node has active; return where there were any."""
-    controls = features.REGISTRAR.controls()
-    opening = features.REGISTRAR.open(own_name("uprmc-forgets").encode())
-    first, *answers = connection.ask_all([opening, *controls])
-    if first.status:
-        raise NodeError(f"the node at {connection.place} refuses: {first.reason}")
-    granted = features.granted(controls, answers)
-    if control.WATERMARKS not in granted:
-        return set()
-    frames = removals(name, numbers, many=control.REPORTS in granted)
-    try:
-        refused = {
-            each.vbucket: each.status
-            for asked, answer in connection.ask_each(frames)
-            for each in told_of(asked, answer).refused
-        }
-    except RemoteProtocolError as error:
-        raise NodeError(f"the node at {connection.place} makes no sense: {error}") from None
-    _check_refused(connection.place, name, refused)
-    return set(numbers).difference(refused)
-
-
-def _check_refused(place: str, name: bytes, refused: dict[int, int]) -> None:
-    bad = {n: status for n, status in refused.items() if status not in _NOTHING_THERE}
-    if not bad:
-        return
-    numbers, status = sorted(bad), next(iter(bad.values()))
-    if status == Status.KEY_EXISTS:
-        why = "a connection of this client is open: stop it first"
-    else:
-        why = f"it answered status {status:#06x}"
-    raise NotForgotten(f"{name.decode()} at {place}, {named(numbers)}: {why}", numbers)

@@ -54,7 +54,7 @@ from uprmc.protocol.binary import (
 from uprmc.protocol.management import GET_META_EXTRAS, WithMetaOption
 from uprmc.protocol.opcodes import DO_NOT_CREATE, KEY_MAX_BYTES, Opcode
 from uprmc.remote import features
-from uprmc.remote.blocking import KeptConnections, Line, run
+from uprmc.remote.blocking import KeptConnections, RequestLine, run
 from uprmc.remote.directory import Directory, Why
 from uprmc.remote.requests import AGAIN, NodeReply, Verdict, Window, verdict
 from uprmc.remote.retry import Backoff, Left, RetryPolicy, until_done
@@ -86,7 +86,7 @@ class KvMap:
         self, places: Iterable[str], vbuckets: int, dial: Callable[[str], NodeConnection]
     ) -> None:
         self.directory = Directory(places, vbuckets)
-        self.connections = KeptConnections(dial, NodeError)
+        self.connections = KeptConnections(dial)
 
     @property
     def vbuckets(self) -> int:
@@ -202,7 +202,7 @@ class Rounds:
         pending: Iterable[int],
         answers: Answers,
         failures: Failures,
-    ) -> list[Line[NodeConnection, NodeReply]]:
+    ) -> list[RequestLine[NodeReply]]:
         """Ask all that is pending once."""
         shares: dict[NodeConnection, list[int]] = {}
         for number in pending:
@@ -219,7 +219,7 @@ class Rounds:
                 frames, numbers, WINDOW, PIECE_BYTES, _kept, quiet=False, first_opaque=first_opaque
             )
             window.answers = answers
-            lines.append(Line(connection, window))
+            lines.append(RequestLine(connection, window))
         try:
             run(lines, self._timeout_s)
         except BaseException:
@@ -262,7 +262,7 @@ def _to_repeat(
     ]
 
 
-def _lost(line: Line[NodeConnection, NodeReply], why: Exception, *, changes: bool) -> Failures:
+def _lost(line: RequestLine[NodeReply], why: Exception, *, changes: bool) -> Failures:
     """Return what to say of each request that was not answered."""
     assert isinstance(why, NodeError)
     failures: Failures = dict.fromkeys(line.window.unsettled(), why)

@@ -37,6 +37,9 @@ from uprmc.protocol.opcodes import EndReason, Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
 from uprmc.remote import lease as messages
 from uprmc.remote.batch import Batch
+from uprmc.remote.errors import LeaseRefused
+
+__all__ = ["Lease", "LeaseRefused"]
 
 _TIMEOUT_S = 30.0
 
@@ -47,10 +50,6 @@ NOOP_INTERVAL_S = 120.0
 _RENEWALS = 3
 
 _BEGINNING = Asked(0, SnapshotRange(0, 0), 0, ())
-
-
-class LeaseRefused(ClientError):
-    """The lease is not granted, or has ended."""
 
 
 class Lease:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from uprmc.client.ask import PIPELINE_MAX, Ask, Rest, Task
-from uprmc.client.connection import LOGIN, WANTS_LOGIN
 from uprmc.client.decoder import Decoder, Event
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.position import Asked
@@ -34,6 +33,7 @@ from uprmc.protocol.upr_extensions import StreamOptions
 from uprmc.protocol.upr_many import StreamStart, encode_stream_requests, split_starts
 from uprmc.remote import features
 from uprmc.remote.batch import Batch
+from uprmc.remote.blocking import LOGIN, WANTS_LOGIN
 from uprmc.remote.cluster_map import ClusterMap, map_of
 from uprmc.remote.conversation import (
     KEEP_ALIVES,

@@ -17,9 +17,11 @@ import ssl
 from collections import deque
 from typing import Any
 
-from uprmc.client.errors import ClientError, NodeUnreachable, TlsFailed, ended
-from uprmc.places import Place, parsed, speaks_no_tls, tls_refusal
+from uprmc.client.errors import ClientError, NodeUnreachable, ended
+from uprmc.errors import why
+from uprmc.places import Place, parsed
 from uprmc.protocol.opcodes import HEADER_BYTES
+from uprmc.remote.blocking import tls_failed
 
 #: So much is read for a batch if it is there: a batch is one commit.
 BATCH_BYTES = 1024 * 1024
@@ -123,9 +125,7 @@ class Wire:
         except _WANTS:
             return False
         except (ssl.SSLError, OSError) as error:
-            why = _why(error)
-            failed = TlsFailed(tls_refusal(self.place, why))
-            raise (failed.doubting(self.place) if speaks_no_tls(why) else failed) from None
+            raise tls_failed(self.place, error) from None
         self.ready = True
         return True
 
@@ -188,7 +188,7 @@ class Wire:
         except _WANTS:
             return None
         except (ssl.SSLError, OSError) as error:
-            raise self._lost(_why(error)) from None
+            raise self._lost(why(error)) from None
 
     def _read_on(self, first: bytes, limit_bytes: int) -> bytes:
         """Return what has come first, and what else is there."""
@@ -230,7 +230,7 @@ class Wire:
             except _WANTS:
                 return
             except (ssl.SSLError, OSError) as error:
-                raise self._lost(_why(error)) from None
+                raise self._lost(why(error)) from None
             if sent == len(first):
                 self._to_send.popleft()
             else:
@@ -243,8 +243,8 @@ class Wire:
                 self._socket.close()
             self._socket = None
 
-    def _lost(self, why: str) -> ClientError:
-        return ended(self.place, why, doubtful=not (self._tls or self._heard))
+    def _lost(self, reason: str) -> ClientError:
+        return ended(self.place, reason, doubtful=not (self._tls or self._heard))
 
 
 def _addresses(place: Place) -> list[tuple[int, Any]]:
@@ -258,7 +258,3 @@ def _addresses(place: Place) -> list[tuple[int, Any]]:
             f"there is no host {place.host!r}: {error}; see the node's address"
         ) from None
     return [(family, address) for family, _, _, _, address in found]
-
-
-def _why(error: OSError) -> str:
-    return str(getattr(error, "verify_message", "") or error.strerror or error)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from uprmc.columnar.errors import ProtocolError
 from uprmc.columnar.read_state import ReadState, StreamEnd
 from uprmc.columnar.records import FRAME_SCAN, MUTATION
 from uprmc.columnar.rows import Rows, build
@@ -47,6 +46,7 @@ from uprmc.protocol.upr import (
     decode_marker,
 )
 from uprmc.remote.conversation import KEEP_ALIVES
+from uprmc.remote.errors import NodeNonsense
 from uprmc.remote.history import read_log
 from uprmc.remote.stream import StreamFault
 
@@ -391,7 +391,7 @@ class ColumnDecoder:
         """Look for frames in what has come; returns those that are waited for.
 
         Raises:
-            ProtocolError: these are no frames.
+            NodeNonsense: these are no frames.
         """
         self._filled += count
         notices: list[Notice] = []
@@ -424,7 +424,7 @@ class ColumnDecoder:
         """Return everything complete that has come.
 
         Raises:
-            ProtocolError: it contradicts itself, or what was asked for.
+            NodeNonsense: it contradicts itself, or what was asked for.
             KeyNotText: see `Columns.mode`.
         """
         try:
@@ -439,9 +439,9 @@ class ColumnDecoder:
         self._close_up()
         return Block(batch, rows.vbucket, judged.states, judged.ended)
 
-    def protocol_error(self, what: str) -> ProtocolError:
+    def protocol_error(self, what: str) -> NodeNonsense:
         """Return what to raise of bytes that make no sense."""
-        return ProtocolError(f"{self.place} sent {what}; nothing of it was used")
+        return NodeNonsense(f"{self.place} sent {what}; nothing of it was used")
 
     # --- the buffer -----------------------------------------------------------------------------
 

@@ -13,23 +13,17 @@ from dataclasses import dataclass
 from typing import Self
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection, lent
-from uprmc.columnar.errors import (
-    BadOption,
-    LeaseEnded,
-    LeaseRefused,
-    NoVBucket,
-    Refused,
-    SparkError,
-)
+from uprmc.columnar.connection import BACKOFF_MAX_S, Attempts, lent, patiently
+from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket
 from uprmc.columnar.nodes import BulkNodes
-from uprmc.columnar.retry_policy import BACKOFF_MAX_S, Attempts, Busy, patiently
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
 from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
 from uprmc.remote import lease as messages
+from uprmc.remote.blocking import NodeConnection
+from uprmc.remote.errors import Busy, ClientError, LeaseRefused, Refused
 from uprmc.remote.lease import Grant, parsed_token, token_of, whole_seconds
 from uprmc.remote.retry import Backoff, RetryPolicy
 
@@ -86,14 +80,14 @@ class BulkLease:
 
         Raises:
             LeaseEnded: a node does not know it any more.
-            Unreachable, Refused.
+            NodeUnreachable, Refused.
         """
         wanted = granted_s = self.seconds if seconds is None else _checked(seconds)
-        failed: list[SparkError] = []
+        failed: list[ClientError] = []
         for grant in self.grants:
             try:
                 granted_s = min(granted_s, _renewed(self._access, grant, wanted))
-            except SparkError as error:
+            except ClientError as error:
                 failed.append(error)
         if failed:
             raise min(failed, key=lambda each: not isinstance(each, LeaseEnded))
@@ -138,7 +132,7 @@ class BulkLease:
             try:
                 with lent(grant.place, self._access) as connection:
                     connection.ask_all([messages.release(grant.id)])
-            except SparkError:
+            except ClientError:
                 continue  # it lapses by itself
 
 
@@ -155,7 +149,7 @@ def acquire(
 
     Raises:
         LeaseRefused: a node has no leases, or none free in time.
-        NoVBucket, Unreachable, Refused, ...
+        NoVBucket, NodeUnreachable, Refused, ...
     """
     seconds = _checked(lifetime_s)
     wanted = None if vbuckets is None else list(vbuckets)
@@ -286,7 +280,7 @@ class KeptLease:
             except LeaseEnded:
                 self.ended = True
                 return
-            except SparkError:
+            except ClientError:
                 granted_s = max(1.0, granted_s / 2)
             pause_s = granted_s / _RENEWALS
 
@@ -301,7 +295,7 @@ class _Acquiring:
         self._numbers, self._seconds, self._reader = numbers, seconds, reader
         self.granted_s = seconds
 
-    def __call__(self, connection: Connection) -> tuple[Grant, dict[int, LeaseContents]]:
+    def __call__(self, connection: NodeConnection) -> tuple[Grant, dict[int, LeaseContents]]:
         answer = self._turn(connection)
         number, self.granted_s, rows = _granted(connection, answer)
         if [row.vbucket for row in rows] != self._numbers:
@@ -309,7 +303,7 @@ class _Acquiring:
         held = {row.vbucket: LeaseContents(*row, self._place) for row in rows}
         return Grant(self._place, number, tuple(self._numbers)), held
 
-    def _turn(self, connection: Connection) -> ResponseFrame:
+    def _turn(self, connection: NodeConnection) -> ResponseFrame:
         """Ask until it is our turn: other tasks of the same job hold leases, too."""
         patience_s = self._access.read_timeout_s
         backoff = Backoff(self._access.retry_backoff_s, BACKOFF_MAX_S)
@@ -351,7 +345,9 @@ def _renewed(access: Access, grant: Grant, seconds: int) -> int:
     return patiently(access, attempt)
 
 
-def _granted(connection: Connection, answer: ResponseFrame) -> tuple[int, int, list[LeasedVBucket]]:
+def _granted(
+    connection: NodeConnection, answer: ResponseFrame
+) -> tuple[int, int, list[LeasedVBucket]]:
     try:
         return messages.granted(answer)
     except RemoteProtocolError as error:

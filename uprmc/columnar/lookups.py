@@ -62,7 +62,7 @@ def looked_up(
 
     Raises:
         NotLookedUp: a node refuses; nothing that was yielded is wrong.
-        SparkError: the nodes do not answer.
+        ClientError: the nodes do not answer.
     """
     with BulkNodes(access) as nodes:
         by_vbucket: dict[int, list[bytes]] = {}

@@ -8,33 +8,25 @@ from functools import partial
 from typing import Self, TypeVar
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection, given_back, taken
-from uprmc.columnar.errors import (
-    BadOption,
-    NoVBucket,
-    ProtocolError,
-    Refused,
-    SparkError,
-    Unreachable,
-    VBucketsChanged,
-)
-from uprmc.columnar.retry_policy import Busy, patiently
+from uprmc.columnar.connection import given_back, patiently, taken
+from uprmc.columnar.errors import BadOption, NoVBucket, VBucketsChanged
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
 from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_observe_seqno
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode
-from uprmc.remote.blocking import KeptConnections
+from uprmc.remote.blocking import KeptConnections, NodeConnection
 from uprmc.remote.directory import Directory, NotTold, Why, log_request
+from uprmc.remote.errors import Busy, ClientError, NodeNonsense, NodeUnreachable, Refused
 from uprmc.remote.history import read_log
 
 T = TypeVar("T")
 
 #: What is raised of a node that has not told what it has. Trying again helps after the first.
-_RAISED: dict[Why, type[SparkError]] = {
+_RAISED: dict[Why, type[ClientError]] = {
     Why.LATER: Busy,
     Why.REFUSED: Refused,
-    Why.NONSENSE: ProtocolError,
+    Why.NONSENSE: NodeNonsense,
     Why.FOREIGN: VBucketsChanged,
 }
 
@@ -62,9 +54,9 @@ class BulkNodes:
         silent: why nodes did not answer when they were asked last.
 
     Raises:
-        Unreachable: no node answers.
+        NodeUnreachable: no node answers.
         VBucketsChanged: the nodes do not make one bucket.
-        Refused, ProtocolError, LoginRefused, TlsFailed.
+        Refused, NodeNonsense, LoginFailed, TlsFailed.
     """
 
     def __init__(self, access: Access) -> None:
@@ -73,10 +65,7 @@ class BulkNodes:
         self._access = access
         self.directory = Directory(access.servers, terms=access.terms)
         self._connections = KeptConnections(
-            partial(taken, access=access),
-            Unreachable,
-            Busy,
-            let_go=partial(given_back, access=access),
+            partial(taken, access=access), partial(given_back, access=access)
         )
         self.connection, self.drop = self._connections.at, self._connections.drop
         self._copied: dict[int, tuple[int, str]] = {}
@@ -100,7 +89,7 @@ class BulkNodes:
 
     # --- questions ------------------------------------------------------------------------------
 
-    def at(self, place: str, ask: Callable[[Connection], T]) -> T:
+    def at(self, place: str, ask: Callable[[NodeConnection], T]) -> T:
         """Return what `ask` gets from a node; lost connections and busy nodes are tried again."""
 
         def attempt() -> T:
@@ -177,7 +166,7 @@ class BulkNodes:
         value = OBSERVE_SEQNO_REQUEST.pack(uuid)
         request = RequestFrame(Opcode.OBSERVE_SEQNO, value=value, vbucket=vbucket)
 
-        def ask(connection: Connection) -> int:
+        def ask(connection: NodeConnection) -> int:
             (answer,) = connection.require([request])
             try:
                 seen = decode_observe_seqno(answer.value)
@@ -205,6 +194,8 @@ class BulkNodes:
         self._connections.survey(directory, replicas_at=copies)
         silent = directory.silent.values()
         for each in silent:
+            if each.error is not None and not isinstance(each.error, NodeUnreachable | Busy):
+                raise each.error
             if each.why not in (Why.LOST, Why.LATER):
                 raise _RAISED[each.why](each.words)
         if not directory.facts:
@@ -239,13 +230,13 @@ class BulkNodes:
 
 
 def _survey(
-    numbers: list[int], items: bool, connection: Connection
+    numbers: list[int], items: bool, connection: NodeConnection
 ) -> tuple[list[FailoverLog], dict[int, int]]:
     """Ask one node for failover logs, all in one pipeline, and for the numbers of documents."""
     return _logs(connection, numbers), details(connection, "num_items") if items else {}
 
 
-def _logs(connection: Connection, numbers: Iterable[int]) -> list[FailoverLog]:
+def _logs(connection: NodeConnection, numbers: Iterable[int]) -> list[FailoverLog]:
     wanted = list(numbers)
     answers = connection.require([log_request(number) for number in wanted])
     try:
@@ -254,19 +245,19 @@ def _logs(connection: Connection, numbers: Iterable[int]) -> list[FailoverLog]:
         raise connection.protocol_error(str(error)) from None
 
 
-def details(connection: Connection, wanted: str) -> dict[int, int]:
-    """Return a number that a node tells of each vBucket that it has; raises as `stats`."""
+def details(connection: NodeConnection, wanted: str) -> dict[int, int]:
+    """Return a number that a node tells of each vBucket that it has; raises as `statistics`."""
     found: dict[int, int] = {}
-    for name, value in connection.stats("vbucket-details").items():
+    for name, value in connection.statistics("vbucket-details").items():
         vbucket, _, field = name.partition(":")
         if field == wanted and value.isdigit() and vbucket[3:].isdigit():
             found[int(vbucket[3:])] = int(value)
     return found
 
 
-def _summed_up(silent: list[NotTold]) -> SparkError:
+def _summed_up(silent: list[NotTold]) -> ClientError:
     text = "; ".join(dict.fromkeys(each.words for each in silent))
     first = silent[0].error
-    if isinstance(first, SparkError):
+    if isinstance(first, ClientError):
         return type(first)(text).doubting(first.doubtful_place)
     return _RAISED[silent[0].why](text)

@@ -14,19 +14,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection, lent
+from uprmc.columnar.connection import Attempts, lent
 from uprmc.columnar.decoder import Block, ColumnDecoder, Noop, Notice
-from uprmc.columnar.errors import (
-    BadOption,
-    LeaseEnded,
-    LeaseRefused,
-    RolledBack,
-    SparkError,
-    Unreachable,
-)
+from uprmc.columnar.errors import BadOption, LeaseEnded, RolledBack
 from uprmc.columnar.lease import BulkLease, KeptLease, of_token
 from uprmc.columnar.read_state import Range, ReadState, StreamEnd
-from uprmc.columnar.retry_policy import Attempts, Busy
 from uprmc.columnar.schema import Columns
 from uprmc.connecting import own_name
 from uprmc.protocol import control
@@ -34,7 +26,9 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Opcode, OpenFlag, Status, opcode_name
 from uprmc.protocol.upr import ROLLBACK_VALUE
 from uprmc.remote import features
+from uprmc.remote.blocking import NodeConnection
 from uprmc.remote.conversation import FlowControl, acknowledgement, keep_alive_answer
+from uprmc.remote.errors import Busy, ClientError, LeaseRefused, NodeUnreachable
 from uprmc.remote.lease import Grant
 
 # --- streams --------------------------------------------------------------------------------------
@@ -67,7 +61,7 @@ class LeaseStreams:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: NodeConnection,
         access: Access,
         columns: Columns,
         name: str,
@@ -85,7 +79,7 @@ class LeaseStreams:
         self._decoder = ColumnDecoder(
             connection.place, columns, rows=rows, size_bytes=size_bytes, no_value=self._no_value
         )
-        self._error: SparkError | None = None
+        self._error: ClientError | None = None
         self._waiting: deque[ReadState] = deque()
         self._open: set[ReadState] = set()
         self._flow = FlowControl(access.flow_control_bytes, _ACK_SHARE)
@@ -96,8 +90,8 @@ class LeaseStreams:
         Raises:
             LeaseGone: the lease has ended.
             RolledBack: a start is not in the history.
-            Busy, Unreachable: the rest may be asked for on another connection.
-            ProtocolError, LeaseRefused, Refused, KeyNotText.
+            Busy, NodeUnreachable: the rest may be asked for on another connection.
+            NodeNonsense, LeaseRefused, Refused, KeyNotText.
         """
         if _is_limited(states):
             self._flow.buffer_bytes = min(self._flow.buffer_bytes, _LIMITED_BYTES)
@@ -113,7 +107,7 @@ class LeaseStreams:
         while self._open:
             try:
                 count = self._connection.recv_into(self._decoder.room())
-            except Unreachable:
+            except NodeUnreachable:
                 yield self._decoder.take()
                 raise
             for notice in self._decoder.received(count):
@@ -285,7 +279,7 @@ def read(
     Raises:
         LeaseEnded: the lease given ended, or its own after rows were yielded.
         RolledBack: a start is not in the history of its vBucket.
-        NoVBucket, Unreachable, ProtocolError, KeyNotText, ...
+        NoVBucket, NodeUnreachable, NodeNonsense, KeyNotText, ...
     """
     states = [ReadState(each) for each in sorted(ranges, key=lambda each: each.vbucket)]
     if len({each.vbucket for each in states}) < len(states):
@@ -340,7 +334,7 @@ class _Reading:
                 with kept:
                     yield from self._from_lease(kept.lease)
                 return
-            except (LeaseGone, Unreachable) as error:
+            except (LeaseGone, NodeUnreachable) as error:
                 begun = [each.vbucket for each in self._states if each.begun and not each.ended]
                 if begun and isinstance(error, LeaseGone):
                     raise LeaseEnded(f"{error.text}; rows of vb={begun[0]} are out") from None
@@ -383,13 +377,13 @@ class _Reading:
                 with lent(grant.place, self._access, purpose) as connection:
                     for block in self._streams(connection, grant.id, left):
                         yield from self._take(block)
-            except (Unreachable, Busy) as error:
+            except (NodeUnreachable, Busy) as error:
                 if sum(each.seqno for each in left) > before or any(e.ended for e in left):
                     attempts.worked()
                 attempts.wait(error)
 
     def _streams(
-        self, connection: Connection, lease: int, states: list[ReadState]
+        self, connection: NodeConnection, lease: int, states: list[ReadState]
     ) -> Iterator[Block]:
         streams = LeaseStreams(
             connection,

@@ -17,25 +17,17 @@ from datetime import UTC, datetime
 from functools import partial
 
 from uprmc.columnar.access import Access
-from uprmc.columnar.connection import Connection, lent
-from uprmc.columnar.errors import NoVBucket, SparkError
+from uprmc.columnar.connection import lent
+from uprmc.columnar.errors import NoVBucket
 from uprmc.columnar.nodes import BulkNodes
-from uprmc.connecting import own_name
-from uprmc.errors import RemoteProtocolError
-from uprmc.protocol import control
-from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import Status, opcode_name
-from uprmc.protocol.watermarks_many import UnacceptedReport
-from uprmc.remote import features
+from uprmc.protocol.header import RequestFrame
+from uprmc.remote.blocking import NodeConnection, open_registrar, remove_rows, report
+from uprmc.remote.errors import ClientError
 from uprmc.remote.registering import Instance, Purged, Registering
-from uprmc.remote.reports import removals, told_of, vbuckets_of
+from uprmc.remote.reports import vbuckets_of
 
 #: The newest complete state of a vBucket that is durable, and its history; 0 and 0 = there is none.
 Durable = Callable[[int], tuple[int, int]]
-
-
-#: Answers that say that there is no row to remove any more.
-_NOTHING_THERE = frozenset({Status.KEY_NOT_FOUND, Status.NOT_MY_VBUCKET})
 
 
 class BulkRegistration:
@@ -87,7 +79,7 @@ class BulkRegistration:
         for place, rows in self._nodes.items():
             frames = rows.rest()
             if frames:
-                with suppress(SparkError), self._lent(place) as connection:
+                with suppress(ClientError), self._lent(place) as connection:
                     rows.begin(self._open(connection))
                     self._send(connection, rows, frames)
 
@@ -117,7 +109,7 @@ class BulkRegistration:
                 if self._restarts and outpaced:
                     again = rows.register_all(dict.fromkeys(outpaced, (0, 0)))
                     self._send(connection, rows, again)
-        except SparkError:
+        except ClientError:
             self._forget(place)
 
     def _forget(self, place: str) -> None:
@@ -126,45 +118,22 @@ class BulkRegistration:
         self._places = {n: where for n, where in self._places.items() if where != place}
 
     def _send(
-        self, connection: Connection, rows: Registering, frames: Sequence[RequestFrame]
+        self, connection: NodeConnection, rows: Registering, frames: Sequence[RequestFrame]
     ) -> None:
         """Send reports, take their answers; forget where vBuckets are that are not there."""
-        converse(connection, frames, rows.answered)
+        report(connection, frames, rows.answered)
         for number in {n for asked in frames for n in vbuckets_of(asked)}.difference(rows.vbuckets):
             self._places.pop(number, None)
 
-    def _open(self, connection: Connection) -> set[bytes]:
+    def _open(self, connection: NodeConnection) -> set[bytes]:
         """Make it a connection that may report; return what the node grants."""
         if connection.opened is None:
-            connection.opened = opened(connection, b"registers " + self._instance.id)
+            return open_registrar(connection, b"registers " + self._instance.id)
         granted: set[bytes] = connection.opened
         return granted
 
-    def _lent(self, place: str) -> AbstractContextManager[Connection]:
+    def _lent(self, place: str) -> AbstractContextManager[NodeConnection]:
         return lent(place, self._access, f"registers {self._instance.id.hex()}")
-
-
-def opened(connection: Connection, name: bytes) -> set[bytes]:
-    """Make it a connection that may report; return the keys of CONTROL that the node accepts."""
-    controls = features.REGISTRAR.controls()
-    _, *answers = connection.ask_all([features.REGISTRAR.open(name), *controls])
-    return features.granted(controls, answers)
-
-
-def converse(
-    connection: Connection,
-    frames: Sequence[RequestFrame],
-    take: Callable[[RequestFrame, ResponseFrame], bool],
-) -> None:
-    """Send reports; hand over their answers, see `Connection.converse`."""
-
-    def taken(number: int, answer: ResponseFrame) -> bool:
-        try:
-            return take(frames[number], answer)
-        except RemoteProtocolError as error:
-            raise connection.protocol_error(str(error)) from None
-
-    connection.converse(frames, taken)
 
 
 def unregister(access: Access, name: bytes) -> list[int]:
@@ -172,38 +141,15 @@ def unregister(access: Access, name: bytes) -> list[int]:
 
     Raises:
         NoVBucket: some are active on no node; of the others the rows are removed.
-        Unreachable, Refused, ...: a node does not answer, or refuses; the others may be done.
+        NodeUnreachable, Refused, ...: a node does not answer, or refuses; the others may be done.
     """
     removed: list[int] = []
     with BulkNodes(access) as nodes:
         for place, numbers in nodes.by_place(nodes.owners).items():
-            removed += nodes.at(place, partial(_removed, name, numbers))
+            removed += nodes.at(place, partial(remove_rows, name=name, numbers=numbers))
         if missing := sorted(set(range(nodes.vbuckets)).difference(nodes.owners)):
             raise NoVBucket(nodes.absent(missing))
     return sorted(removed)
-
-
-def _removed(name: bytes, numbers: Sequence[int], connection: Connection) -> set[int]:
-    granted = connection.opened = opened(connection, own_name("removes").encode())
-    if control.WATERMARKS not in granted:
-        return set()
-    refusals: list[tuple[UnacceptedReport, ResponseFrame]] = []
-
-    def take(asked: RequestFrame, answer: ResponseFrame) -> bool:
-        told = told_of(asked, answer)
-        refusals.extend((refused, answer) for refused in told.refused)
-        return told.last
-
-    converse(connection, removals(name, numbers, many=control.REPORTS in granted), take)
-    for refused, answer in refusals:
-        if refused.status not in _NOTHING_THERE:
-            raise connection.refusal(_alone(answer, refused), opcode_name(answer.opcode))
-    return {*numbers}.difference(refused.vbucket for refused, _ in refusals)
-
-
-def _alone(answer: ResponseFrame, refused: UnacceptedReport) -> ResponseFrame:
-    """Return the answer as if it were to one report, which was refused."""
-    return answer if answer.status else ResponseFrame(answer.opcode, status=refused.status)
 
 
 def _words(purged: Purged) -> str:

@@ -20,13 +20,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from uprmc.columnar.connection import Connection
-from uprmc.columnar.errors import NoVBucket, Refused, SparkError, Unreachable
+from uprmc.columnar.errors import NoVBucket
 from uprmc.columnar.nodes import BulkNodes
-from uprmc.columnar.retry_policy import Busy
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.protocol.opcodes import status_text
-from uprmc.remote.blocking import Line, run
+from uprmc.remote.blocking import RequestLine, run
+from uprmc.remote.errors import Busy, ClientError, NodeUnreachable, Refused
 from uprmc.remote.requests import REPEATED, Reader, Verdict, Window, verdict
 from uprmc.remote.retry import Backoff, Left, RetryPolicy, until_done
 
@@ -80,12 +79,12 @@ class WriteRounds:
             read: makes a number of an answer; temporary statuses must be returned as they are.
 
         Raises:
-            Unreachable, NoVBucket, Refused: there was no progress for too long.
-            ProtocolError, LoginRefused, TlsFailed, VBucketsChanged: this will not get better.
+            NodeUnreachable, NoVBucket, Refused: there was no progress for too long.
+            NodeNonsense, LoginFailed, TlsFailed, VBucketsChanged: this will not get better.
         """
         todo: Sequence[int] = range(len(requests.frames)) if places is None else places
         answers: dict[int, int] = {}
-        reason: SparkError | None = None
+        reason: ClientError | None = None
 
         def ask(todo: Sequence[int]) -> Left:
             nonlocal reason
@@ -113,7 +112,7 @@ class WriteRounds:
         todo: Sequence[int],
         answers: dict[int, int],
         read: Reader[int] | None,
-    ) -> tuple[set[int], SparkError, bool]:
+    ) -> tuple[set[int], ClientError, bool]:
         """Ask once. Return what is to be repeated, why, and whether to ask for owners again."""
         lines, again, why = self._lines(requests, todo, read)
         look = bool(again)
@@ -133,31 +132,31 @@ class WriteRounds:
             again.update(line.window.unsettled())
             if line.lost is not None:
                 self._nodes.drop(line.connection.place)
-                if not isinstance(line.lost, Unreachable):
+                if not isinstance(line.lost, NodeUnreachable):
                     raise line.lost
                 why, look = line.lost, True
-        return again, why or Unreachable("nothing was sent"), look
+        return again, why or NodeUnreachable("nothing was sent"), look
 
     def _lines(
         self, requests: Requests, todo: Sequence[int], read: Reader[int] | None
-    ) -> tuple[list[Line[Connection, int]], set[int], SparkError | None]:
+    ) -> tuple[list[RequestLine[int]], set[int], ClientError | None]:
         """Spread requests over the nodes; return those without a node, too, and why."""
         options = self._options
-        lines: list[Line[Connection, int]] = []
+        lines: list[RequestLine[int]] = []
         homeless: set[int] = set()
-        why: SparkError | None = None
+        why: ClientError | None = None
         for place, order in self._by_owner(requests.vbuckets, todo).items():
             try:
                 if not place:
                     raise _homeless(requests.vbuckets, order)
                 connection = self._nodes.connection(place)
-            except (Unreachable, Busy, NoVBucket) as error:
+            except (NodeUnreachable, Busy, NoVBucket) as error:
                 homeless.update(order)
                 why = error
                 continue
             limits = options.window, options.window_bytes
             window = Window(requests.frames, order, *limits, read, quiet=True)
-            lines.append(Line(connection, window))
+            lines.append(RequestLine(connection, window))
         return lines, homeless, why
 
     def _by_owner(self, vbuckets: np.ndarray, todo: Sequence[int]) -> dict[str, Sequence[int]]:
@@ -173,7 +172,7 @@ class WriteRounds:
         return dict(found)
 
     def _look_around(self) -> None:
-        with suppress(Unreachable, Busy):  # the next round tells, if it is still so
+        with suppress(NodeUnreachable, Busy):  # the next round tells, if it is still so
             self._nodes.refresh()
 
 

@@ -27,9 +27,8 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from uprmc.columnar.connection import Connection
 from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorFile, ErrorRow
-from uprmc.columnar.errors import BadRow, ProtocolError, Refused, TooManyErrors
+from uprmc.columnar.errors import BadRow, TooManyErrors
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.report import FIRST_ERRORS_MAX, TaskReport
 from uprmc.columnar.requests import PIECE_ROWS, Piece, cas_in, packed, pieces, value_in
@@ -44,6 +43,8 @@ from uprmc.protocol.binary import (
 )
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, status_name, status_text
+from uprmc.remote.blocking import NodeConnection
+from uprmc.remote.errors import NodeNonsense, Refused
 from uprmc.remote.requests import NodeReply
 from uprmc.remote.retry import Backoff, RetryPolicy
 
@@ -181,7 +182,7 @@ class ResultClassifier:
                 return reply.status
             frame = piece.frames[places[number]]
             if len(extras) != GET_REPLY_EXTRAS.size:
-                raise ProtocolError(f"an answer to GET with {len(extras)} bytes of extras")
+                raise NodeNonsense(f"an answer to GET with {len(extras)} bytes of extras")
             (flags,) = GET_REPLY_EXTRAS.unpack(extras)
             own_flags, _ = STORE_EXTRAS.unpack_from(frame, HEADER_BYTES)
             return _SAME if flags == own_flags and reply.value == value_in(frame) else _OTHER
@@ -353,7 +354,7 @@ class UnpersistedRows:
         numbers = sorted({number for each in self._closed for number in each.targets})
         seen = self._observed(numbers)
         if missing := set(numbers).difference(seen):
-            raise ProtocolError(f"no answer to OBSERVE_SEQNO of vb={min(missing)}")
+            raise NodeNonsense(f"no answer to OBSERVE_SEQNO of vb={min(missing)}")
         changed = {number for number in numbers if seen[number][0] != self._uuids.get(number)}
         for number in numbers:
             uuid, persisted, current = seen[number]
@@ -435,7 +436,7 @@ def _seen(value: bytes) -> tuple[int, int, int]:
     try:
         return decode_observe_seqno(value)[:3]
     except RemoteProtocolError as error:
-        raise ProtocolError(str(error)) from None
+        raise NodeNonsense(str(error)) from None
 
 
 # --- writing --------------------------------------------------------------------------------------
@@ -501,7 +502,7 @@ class Writer:
         Raises:
             BadSchema: columns are missing or have the wrong type; nothing of the batch was written.
             BadRow, TooManyErrors: a row, or one too many, cannot be written.
-            Unreachable, NoVBucket, Refused, ...: the nodes do not take it, for too long.
+            NodeUnreachable, NoVBucket, Refused, ...: the nodes do not take it, for too long.
         """
         for part in pieces(batch, self._pace.rows_max):
             self._pace.wait(part.num_rows)
@@ -611,8 +612,8 @@ def _item_limit(nodes: BulkNodes) -> int | None:
     return max((int(each) for each in limits if each.isdigit()), default=None)
 
 
-def _settings(connection: Connection) -> dict[str, str]:
-    return connection.stats("settings")
+def _settings(connection: NodeConnection) -> dict[str, str]:
+    return connection.statistics("settings")
 
 
 class _Pace:

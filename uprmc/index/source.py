@@ -276,6 +276,6 @@ class IndexSource:
 def _persisted_at(connection: NodeConnection) -> dict[int, int]:
     return {
         int(name[len("vb_") : -len(_PERSISTED)]): int(text)
-        for name, text in connection.statistics(_PERSISTED_GROUP)
+        for name, text in connection.statistics(_PERSISTED_GROUP).items()
         if name.startswith("vb_") and name.endswith(_PERSISTED)
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass
 
-from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.client.connection import NodeConnection
 from uprmc.client.twisted_client import MakeEndpoint, over_tcp
 from uprmc.login.credentials import Credentials
 from uprmc.remote import features
@@ -25,12 +25,10 @@ class SourceNodes:
     credentials: Credentials | None = None  # who logs in, ``None`` = nobody does
 
 
-def questioning(
-    tls: ssl.SSLContext | None, credentials: Credentials | None
-) -> KeptConnections[NodeConnection]:
+def questioning(tls: ssl.SSLContext | None, credentials: Credentials | None) -> KeptConnections:
     """Return connections for questions, which block."""
 
     def dial(place: str) -> NodeConnection:
         return NodeConnection(place, _ANSWER_S, tls, credentials, features.SURVEYOR, b"uprmc-index")
 
-    return KeptConnections(dial, NodeError)
+    return KeptConnections(dial)

@@ -23,8 +23,8 @@ from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from uprmc import children
-from uprmc.columnar.errors import BadOption, SparkError, TaskFailed, Unreachable
-from uprmc.columnar.retry_policy import Busy
+from uprmc.columnar.errors import BadOption, TaskFailed
+from uprmc.remote.errors import Busy, ClientError, NodeUnreachable
 
 #: Attempts at a task that fails for a passing reason, as many as Spark makes by default.
 ATTEMPTS = 4
@@ -64,13 +64,13 @@ class Engine(Protocol):
                 the engine knows.
 
         Raises:
-            SparkError: a task failed for good; the others are given up.
+            ClientError: a task failed for good; the others are given up.
         """
 
 
 def is_final(error: BaseException) -> bool:
     """Return whether running the task again would fail in the same way."""
-    return isinstance(error, SparkError) and not isinstance(error, Unreachable | Busy)
+    return isinstance(error, ClientError) and not isinstance(error, NodeUnreachable | Busy)
 
 
 _attempt = 0
@@ -88,9 +88,9 @@ def attempted(function: Callable[[T], R], task: T, attempt: int) -> R:
     return function(task)
 
 
-def given_up(error: BaseException, attempts: int) -> SparkError:
+def given_up(error: BaseException, attempts: int) -> ClientError:
     """Return what to raise for a task that failed for good."""
-    if isinstance(error, SparkError):
+    if isinstance(error, ClientError):
         return error
     failed = TaskFailed(f"after {attempts} attempts: {type(error).__name__}: {error}")
     for note in getattr(error, "__notes__", ()):

@@ -19,7 +19,8 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uprmc.columnar.errors import BadFile, why
+from uprmc.columnar.errors import BadFile
+from uprmc.errors import why
 from uprmc.load.inputs import LINE_BYTES_MAX, LoadTask, csv_options, open_bytes
 
 #: The beginning of a bad line that is shown.

@@ -32,7 +32,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from uprmc.columnar.errors import BadFile, BadOption, MissingFile, why
+from uprmc.columnar.errors import BadFile, BadOption, MissingFile
+from uprmc.errors import why
 
 FORMATS = ("csv", "jsonl", "parquet")
 

@@ -21,11 +21,12 @@ from typing import IO, Any
 import pyarrow as pa
 
 from uprmc.columnar.error_rows import ErrorRow
-from uprmc.columnar.errors import BadFile, BadOption, TooManyErrors, why
+from uprmc.columnar.errors import BadFile, BadOption, TooManyErrors
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
 from uprmc.columnar.write_options import WINDOW_MAX, WriteOptions
 from uprmc.columnar.writing import Writer
+from uprmc.errors import why
 from uprmc.jobs.engines import Engine, current_attempt
 from uprmc.jobs.journal import Journal
 from uprmc.jobs.progress import Progress, Step, unseen
@@ -121,7 +122,7 @@ def load(
         task_bytes: see `inputs.plan`; a journal holds for one size only.
 
     Raises:
-        SparkError: the first that a task or the driver failed for.
+        ClientError: the first that a task or the driver failed for.
     """
     began = time.monotonic()
     rules = replace(rules or RowRules(), meta=write.mode == "append-meta")
@@ -231,7 +232,7 @@ class _Watch:
 
 
 def _load_stream(job: Job) -> TaskReport:
-    """Write the rows of a stream, here and once. Raises `SparkError`."""
+    """Write the rows of a stream, here and once. Raises `ClientError`."""
     with ExitStack() as stack:
         try:
             stream = stack.enter_context(open_bytes(job.task))
@@ -243,7 +244,7 @@ def _load_stream(job: Job) -> TaskReport:
 
 
 def load_task(job: Job, stream: IO[bytes] | None = None) -> TaskReport:
-    """Write the rows of one task; `stream` as for `rows_of`. Raises `SparkError`."""
+    """Write the rows of one task; `stream` as for `rows_of`. Raises `ClientError`."""
     places = _Places(job.task)
     writer = Writer(job.write, job.task.number, current_attempt(), name_row=places)
     try:

@@ -1,12 +1,16 @@
-"""Connections to nodes for programs that may wait: kept open, dialled once more when they fail.
+"""Connections to nodes for programs that may wait: one, those that are kept, many at once.
 
-A connection that was kept says nothing of its node when it fails: that may have been started again
-meanwhile. So each question is put once more, over a new connection, before its node counts as
-silent.
+- `NodeConnection`: the socket, TLS, HELLO and login, questions and their answers.
+- `KeptConnections`: kept open, dialled once more when they fail. A connection that was kept says
+  nothing of its node when it fails: that may have been started again meanwhile. So each question is
+  put once more, over a new connection, before its node counts as silent.
+- `remove_rows`: the end of a registration.
+- `RequestLine` and `run`: many requests to several nodes at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import select
 import socket
 import ssl
@@ -14,64 +18,478 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
-from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc import places
+from uprmc.connecting import connected, new_nonce, own_name
+from uprmc.errors import ConfigError, RemoteProtocolError, why
+from uprmc.login.credentials import Credentials
+from uprmc.login.mechanisms import LoginRefused
+from uprmc.protocol import control
+from uprmc.protocol.header import RESPONSE_HEADER, RequestFrame, ResponseFrame, decode_frame
+from uprmc.protocol.opcodes import (
+    FRAME_MAX_BYTES,
+    HEADER_BYTES,
+    MAGIC_REQUEST,
+    MAGIC_RESPONSE,
+    Feature,
+    Opcode,
+    Status,
+    opcode_name,
+    status_text,
+)
+from uprmc.remote import features
+from uprmc.remote.cluster_map import COUNT_GROUP, ClusterMap, count_in, map_of
+from uprmc.remote.conversation import KEEP_ALIVES, Questions, keep_alive_answer
 from uprmc.remote.directory import Directory, Heard, NodeQuestion, Unanswered, conduct
-from uprmc.remote.requests import Window
+from uprmc.remote.errors import (
+    Busy,
+    LoginFailed,
+    LoginWanted,
+    NodeError,
+    NodeNonsense,
+    NodeUnreachable,
+    NoSuchGroup,
+    NotForgotten,
+    Refused,
+    Silent,
+    StatisticsRefused,
+    TlsCut,
+    TlsFailed,
+)
+from uprmc.remote.features import Handshake
+from uprmc.remote.login import login
+from uprmc.remote.ranges import named
+from uprmc.remote.reports import removals, told_of
+from uprmc.remote.requests import Verdict, Window, verdict
 
+_TIMEOUT_S = 30.0
+_READ_BYTES = 256 * 1024
 
-class Askable(Protocol):
-    """One conversation with a node, after HELLO and login."""
+#: Questions that are under way at a time: more could fill both sockets' buffers and hang.
+PIPELINE_MAX = 256
 
-    place: str
-    knows_terms: bool
+#: More statistics than this are not a node's.
+_STATISTICS_MAX = 1_000_000
 
-    def ask_all(self, requests: Sequence[RequestFrame]) -> Iterable[ResponseFrame]:
-        """Send requests in a pipeline; return their answers in order."""
+#: What is said where no user has logged in and one has to.
+WANTS_LOGIN = f"serves users only: {places.WITH_LOGIN}"
 
-    def told(self, group: str) -> dict[str, str]:
-        """Return a group of statistics, nothing if the node does not tell it."""
+#: Requests of a login.
+LOGIN = frozenset({Opcode.SASL_LIST_MECHS, Opcode.SASL_AUTH, Opcode.SASL_STEP})
 
-    def close(self) -> None:
-        """Hang up."""
+#: Takes an answer, see `NodeConnection.converse`.
+TakeAnswer = Callable[[int, ResponseFrame], bool]
 
-
-_C = TypeVar("_C", bound=Askable)
 _T = TypeVar("_T")
 
 
-def put(asked: NodeQuestion, connection: Askable) -> Heard:
-    """Put a question to its node; raises what the connection does."""
-    if asked.group:
-        return Heard(statistics=connection.told(asked.group))
-    answers = list(connection.ask_all(asked.requests))
-    return Heard(answers, knows_terms=connection.knows_terms)
+class NodeConnection:
+    """One conversation with a node's listener; use it in a ``with`` statement.
 
-
-class KeptConnections(Generic[_C]):
-    """See the module docstring; used by one thread at a time.
+    Every method that talks raises a `NodeError`: `NodeUnreachable` may be tried again,
+    `NodeNonsense` may not.
 
     Args:
-        dial: returns a connection to a node.
-        lost: what it and connections raise when the node does not answer.
-        let_go: what becomes of connections at the end, in place of closing them.
+        place: see `uprmc.places`.
+        timeout_s: for connecting, TLS, HELLO and the login.
+        tls: how to speak TLS, ``None`` = not at all.
+        credentials: who logs in, ``None`` = no user.
+        handshake: what HELLO asks for, ``None`` = there is none.
+        agent: what the node's log calls us.
+        silence_s: for each piece of data that is waited for later, ``None`` = `timeout_s`, too.
+        bucket: to select, empty = the usual one.
+
+    Attributes:
+        place: as it was given.
+        knows_terms: the node tells the terms of vBuckets.
+        knows_origins: it tells where versions were first accepted, and takes that with them.
+        opened: what came of making it a connection for one purpose, for those who use it again.
+        socket: for callers that wait for several at once.
+
+    Raises:
+        ConfigError: the place is none.
+        NodeUnreachable, TlsFailed, LoginFailed, Refused: no node wants us there.
     """
 
     def __init__(
         self,
-        dial: Callable[[str], _C],
-        *lost: type[Exception],
-        let_go: Callable[[_C], None] | None = None,
+        place: str,
+        timeout_s: float = _TIMEOUT_S,
+        tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
+        handshake: Handshake | None = None,
+        agent: bytes = b"",
+        *,
+        silence_s: float | None = None,
+        bucket: str = "",
     ) -> None:
-        self._dial, self._lost, self._let_go = dial, lost, let_go
-        self._open: dict[str, _C] = {}
+        self.place = place
+        self.knows_terms = self.knows_origins = False
+        self.opened: Any = None
+        self._anonymous = credentials is None
+        self._heard = False
+        self._received = bytearray()
+        self._questions: Questions[int] = Questions(strict=False)
+        self.socket = _dialled(place, timeout_s, tls)
+        try:
+            if handshake is not None:
+                hello = self.ask(handshake.hello(agent))
+                self.knows_terms = features.tells_terms(hello.status, hello.value)
+                self.knows_origins = features.grants(Feature.ORIGINS, hello.status, hello.value)
+            if credentials is not None:
+                self._log_in(credentials, safe=tls is not None or places.parsed(place).is_local)
+            if bucket:
+                answer = self.ask(RequestFrame(Opcode.SELECT_BUCKET, bucket.encode()))
+                if answer.status:
+                    raise self.refusal(answer, f"the choice of bucket {bucket!r}")
+            self.socket.settimeout(timeout_s if silence_s is None else silence_s)
+        except BaseException:
+            self.close()
+            raise
 
-    def get(self, place: str) -> _C | None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; doing so twice is no error."""
+        with contextlib.suppress(OSError):
+            self.socket.close()
+
+    @property
+    def tls(self) -> tuple[str, str] | None:
+        """Version and cipher of TLS, ``None`` = there is no TLS."""
+        if not isinstance(self.socket, ssl.SSLSocket):
+            return None
+        cipher = self.socket.cipher()
+        return self.socket.version() or "TLS", cipher[0] if cipher else "no cipher"
+
+    # --- questions ------------------------------------------------------------------------------
+
+    def ask(self, request: RequestFrame) -> ResponseFrame:
+        """Return the answer to one request, whatever its status."""
+        return self.ask_all([request])[0]
+
+    def ask_all(self, requests: Iterable[RequestFrame]) -> list[ResponseFrame]:
+        """Return the answers to requests that have one each, in their order."""
+        found: dict[int, ResponseFrame] = {}
+
+        def take(number: int, answer: ResponseFrame) -> bool:
+            found[number] = answer
+            return True
+
+        asked = list(requests)
+        self.converse(asked, take)
+        return [found[number] for number in range(len(asked))]
+
+    def require(self, requests: Sequence[RequestFrame]) -> list[ResponseFrame]:
+        """Return the answers as `ask_all` does, all of them successes.
+
+        Raises:
+            Busy: the node asks to come again later.
+            Refused: it does not want to.
+        """
+        answers = self.ask_all(requests)
+        for request, answer in zip(requests, answers, strict=True):
+            if answer.status:
+                raise self.refusal(answer, opcode_name(request.opcode))
+        return answers
+
+    def converse(self, requests: Sequence[RequestFrame], take: TakeAnswer) -> None:
+        """Ask, and hand over each answer with the number of its request, as they come.
+
+        Args:
+            requests: what is asked.
+            take: returns whether it was the last answer to that request.
+        """
+        for begin in range(0, len(requests), PIPELINE_MAX):
+            chunk = requests[begin : begin + PIPELINE_MAX]
+            opaques = [self._questions.expect(each.opcode, each.opcode) for each in chunk]
+            pairs = zip(chunk, opaques, strict=True)
+            self.send(b"".join([request.encode(opaque) for request, opaque in pairs]))
+            waiting = {opaque: begin + place for place, opaque in enumerate(opaques)}
+            while waiting:
+                answer = self._answer()
+                if take(waiting[answer.opaque], answer):
+                    self._questions.forget(answer.opaque)
+                    del waiting[answer.opaque]
+
+    def statistics(self, group: str) -> dict[str, str]:
+        """Return a group of statistics by name.
+
+        Raises:
+            NoSuchGroup: there is none of that name.
+            StatisticsRefused: the node will not say.
+        """
+        found: dict[str, str] = {}
+
+        def take(_: int, answer: ResponseFrame) -> bool:
+            if answer.status:
+                raise self._untold(group, answer)
+            if answer.key:
+                found[answer.key.decode("utf-8", "replace")] = answer.value.decode(
+                    "utf-8", "replace"
+                )
+            if len(found) > _STATISTICS_MAX:
+                raise self.protocol_error(f"more than {_STATISTICS_MAX} statistics")
+            return not answer.key
+
+        self.converse([RequestFrame(Opcode.STAT, key=group.encode())], take)
+        return found
+
+    def _untold(self, group: str, answer: ResponseFrame) -> NodeError:
+        self._questions.forget(answer.opaque)
+        if verdict(answer.status) is Verdict.AGAIN:
+            return self.refusal(answer, f"STAT {group}")
+        if answer.status == Status.NOT_MY_VBUCKET:
+            words = f"statistics {group!r}: the node does not have that vBucket"
+            return StatisticsRefused(words)
+        if answer.status == Status.KEY_NOT_FOUND:
+            absent = NoSuchGroup(f"the node has no statistics group {group!r}")
+            return absent.doubting(self.place)
+        return StatisticsRefused(f"statistics {group!r} refused: {answer.reason}")
+
+    def told(self, group: str) -> dict[str, str]:
+        """Return a group of statistics, nothing if the node does not tell it."""
+        try:
+            return self.statistics(group)
+        except Refused:
+            return {}
+
+    def cluster_map(self) -> ClusterMap | None:
+        """Return the node's cluster map, ``None`` if it has none that makes sense."""
+        return map_of(self.ask(RequestFrame(Opcode.GET_CLUSTER_CONFIG)))
+
+    def vbuckets(self) -> int:
+        """Return how many vBuckets the node has, 0 = it does not say."""
+        found = self.cluster_map()
+        return count_in(self.told(COUNT_GROUP)) if found is None else found.vbuckets
+
+    def _log_in(self, credentials: Credentials, *, safe: bool) -> None:
+        steps = login(credentials, new_nonce(), safe=safe)
+        try:
+            request = next(steps)
+            while True:
+                answer = self.ask(request)
+                if verdict(answer.status) is Verdict.AGAIN:
+                    raise self.refusal(answer, "the login")
+                request = steps.send(answer)
+        except StopIteration:
+            pass
+        except LoginRefused as error:
+            raise LoginFailed(f"the node at {self.place} {error}") from None
+
+    # --- what to raise --------------------------------------------------------------------------
+
+    def refusal(self, answer: ResponseFrame, what: str) -> Refused:
+        """Return what to raise of an answer that is no success."""
+        kind = Busy if verdict(answer.status) is Verdict.AGAIN else Refused
+        refused = kind(f"the node at {self.place} answers {what} with: {answer.reason}")
+        unknown = answer.status == Status.UNKNOWN_COMMAND
+        return refused.doubting(self.place) if unknown else refused
+
+    def protocol_error(self, what: str) -> NodeNonsense:
+        """Return what to raise of bytes that make no sense."""
+        hint = "" if self._heard else "; is it the upr listener of a node of uprmc?"
+        return NodeNonsense(f"the node at {self.place} sent {what}{hint}")
+
+    def failure(self, what: str) -> NodeUnreachable:
+        """Return what to raise when the connection cannot be used any more."""
+        return NodeUnreachable(f"the node at {self.place} {what}")
+
+    def _lost(self, error: OSError) -> NodeUnreachable:
+        if isinstance(error, TimeoutError):
+            limit_s = self.socket.gettimeout() or 0.0
+            return self._doubted(Silent(f"the node at {self.place} says nothing for {limit_s:g} s"))
+        return self._doubted(self.failure(f"is gone: {why(error)}{self._hint()}"))
+
+    def _closed(self) -> NodeUnreachable:
+        return self._doubted(self.failure(f"closed the connection{self._hint()}"))
+
+    def _doubted(self, error: NodeUnreachable) -> NodeUnreachable:
+        return error.doubting(self.place) if self._is_doubtful else error
+
+    def _hint(self) -> str:
+        return "; does its listener speak TLS?" if self._is_doubtful else ""
+
+    @property
+    def _is_doubtful(self) -> bool:
+        return not self._heard and not isinstance(self.socket, ssl.SSLSocket)
+
+    # --- bytes ----------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """Return the socket's number, to wait for it with others."""
+        return self.socket.fileno()
+
+    def next_opaque(self) -> int:
+        """Return a number that no earlier request of this connection has."""
+        return self._questions.new_opaque()
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing was asked without an answer, and nothing has come but answers.
+
+        Whatever has come meanwhile, its end above all, makes it one that is not used again.
+        """
+        if self._questions or self._received:
+            return False
+        try:
+            return not select.select([self.socket], [], [], 0)[0]
+        except (OSError, ValueError):
+            return False
+
+    def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Send all of it."""
+        try:
+            self.socket.sendall(data)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def send_some(self, data: memoryview) -> int:
+        """Send as much as there is room for; returns how many bytes that was."""
+        try:
+            return self.socket.send(data)
+        except OSError as error:
+            raise self._lost(error) from None
+
+    def receive_some(self, limit_bytes: int) -> bytes:
+        """Wait for data that is no answer to a question, and return it."""
+        try:
+            data = self.socket.recv(limit_bytes)
+        except OSError as error:
+            raise self._lost(error) from None
+        if not data:
+            raise self._closed()
+        return data
+
+    def recv_into(self, buffer: memoryview) -> int:
+        """Do the same into a buffer; first comes what lay behind the last answer."""
+        if self._received:
+            size = min(len(buffer), len(self._received))
+            buffer[:size] = self._received[:size]
+            del self._received[:size]
+            return size
+        try:
+            size = self.socket.recv_into(buffer)
+        except OSError as error:
+            raise self._lost(error) from None
+        if not size:
+            raise self._closed()
+        return size
+
+    # --- answers --------------------------------------------------------------------------------
+
+    def _answer(self) -> ResponseFrame:
+        """Wait for an answer to what was asked; keep-alives are answered on the way."""
+        while True:
+            frame = self._frame()
+            if frame[0] == MAGIC_RESPONSE:
+                answer = decode_frame(frame)
+                assert isinstance(answer, ResponseFrame)
+                if self._questions.waiting_for(answer.opcode, answer.opaque) is None:
+                    raise self.protocol_error(
+                        f"an unexpected answer to {opcode_name(answer.opcode)}"
+                    )
+                if answer.status == Status.AUTH_ERROR and self._anonymous:
+                    raise LoginWanted(f"the node at {self.place} {WANTS_LOGIN}")
+                return answer
+            if frame[1] not in KEEP_ALIVES:
+                raise self.protocol_error(f"an unexpected {opcode_name(frame[1])}")
+            _, opcode, _, _, _, _, _, opaque, _ = RESPONSE_HEADER.unpack_from(frame)
+            self.send(keep_alive_answer(opcode, opaque))
+
+    def _frame(self) -> bytes:
+        received = self._received
+        self._fill(HEADER_BYTES)
+        magic, opcode, key_bytes, extras_bytes, _, _, body_bytes, _, _ = (
+            RESPONSE_HEADER.unpack_from(received)
+        )
+        if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
+            words = "" if self._heard else places.stranger(self.place, bytes(received))
+            words = words or f"what answers at {self.place} is no node of ours: magic {magic:#04x}"
+            raise NodeNonsense(words).doubting(self.place)
+        if body_bytes > FRAME_MAX_BYTES or key_bytes + extras_bytes > body_bytes:
+            raise self.protocol_error(
+                f"{opcode_name(opcode)} with a body of {body_bytes} bytes, a key of {key_bytes} "
+                f"and extras of {extras_bytes}"
+            )
+        self._fill(HEADER_BYTES + body_bytes)
+        self._heard = True
+        frame = bytes(received[: HEADER_BYTES + body_bytes])
+        del received[: HEADER_BYTES + body_bytes]
+        return frame
+
+    def _fill(self, size: int) -> None:
+        received = self._received
+        while len(received) < size:
+            received += self.receive_some(max(_READ_BYTES, size - len(received)))
+
+
+def _dialled(place: str, timeout_s: float, tls: ssl.SSLContext | None) -> socket.socket:
+    try:
+        where = places.parsed(place)
+    except ValueError as error:
+        raise ConfigError(f"{place!r} is no node: say {error}") from None
+    try:
+        plain = connected(where, timeout_s)
+    except (OSError, UnicodeError) as error:
+        words = f"no node answers at {place}: {why(error)}; is it running?"
+        raise NodeUnreachable(words) from None
+    if tls is None:
+        return plain
+    try:
+        return tls.wrap_socket(plain, server_hostname=where.tls_name)
+    except (OSError, ValueError) as error:
+        plain.close()
+        if isinstance(error, TimeoutError):
+            silent = Silent(f"the node at {place} says nothing for {timeout_s:g} s")
+            raise silent.doubting(place) from None
+        raise tls_failed(place, error) from None
+
+
+def tls_failed(place: str, error: Exception) -> TlsFailed:
+    """Return what to raise where the two ends did not agree on TLS."""
+    said = isinstance(error, (ssl.SSLError, ValueError))
+    kind = TlsFailed if said and not isinstance(error, ssl.SSLEOFError) else TlsCut
+    failed = kind(places.tls_refusal(place, why(error)))
+    return failed.doubting(place) if places.speaks_no_tls(why(error)) else failed
+
+
+# --- kept open ------------------------------------------------------------------------------------
+
+
+def put(asked: NodeQuestion, connection: NodeConnection) -> Heard:
+    """Put a question to its node; raises what the connection does."""
+    if asked.group:
+        return Heard(statistics=connection.told(asked.group))
+    return Heard(connection.ask_all(asked.requests), knows_terms=connection.knows_terms)
+
+
+class KeptConnections:
+    """See the module docstring; used by one thread at a time.
+
+    Args:
+        dial: returns a connection to a node.
+        let_go: what becomes of connections at the end.
+    """
+
+    def __init__(
+        self,
+        dial: Callable[[str], NodeConnection],
+        let_go: Callable[[NodeConnection], None] = NodeConnection.close,
+    ) -> None:
+        self._dial, self._let_go = dial, let_go
+        self._open: dict[str, NodeConnection] = {}
+
+    def get(self, place: str) -> NodeConnection | None:
         """Return the connection to a node, if there is one."""
         return self._open.get(place)
 
-    def at(self, place: str) -> _C:
+    def at(self, place: str) -> NodeConnection:
         """Return the connection to a node, dialled if need be."""
         found = self._open.get(place)
         if found is None:
@@ -94,16 +512,16 @@ class KeptConnections(Generic[_C]):
         """Let all go: none has an answer on its way."""
         while self._open:
             _, connection = self._open.popitem()
-            (self._let_go or type(connection).close)(connection)
+            self._let_go(connection)
 
-    def ask(self, place: str, question: Callable[[_C], _T]) -> _T:
+    def ask(self, place: str, question: Callable[[NodeConnection], _T]) -> _T:
         """Return what a question to a node gives; it may be put twice."""
         kept = place in self._open
         try:
             return question(self.at(place))
         except BaseException as error:
             self.drop(place)
-            if not (kept and isinstance(error, self._lost)):
+            if not (kept and isinstance(error, NodeError)):
                 raise
         return self.ask(place, question)
 
@@ -120,34 +538,81 @@ class KeptConnections(Generic[_C]):
     def _put(self, asked: NodeQuestion) -> Heard | Unanswered:
         try:
             return self.ask(asked.place, partial(put, asked))
-        except self._lost as error:
-            return Unanswered(error, getattr(error, "text", str(error)))  # without a code word
+        except NodeError as error:
+            return Unanswered(error, error.text)
+
+
+# --- rows of registered clients -------------------------------------------------------------------
+
+#: Answers that say that there is no row to remove any more.
+_NOTHING_THERE = frozenset({Status.KEY_NOT_FOUND, Status.NOT_MY_VBUCKET})
+
+
+def open_registrar(connection: NodeConnection, name: bytes) -> set[bytes]:
+    """Make it a connection that may report; return the keys of CONTROL that the node accepts."""
+    controls = features.REGISTRAR.controls()
+    opening = features.REGISTRAR.open(name)
+    first, *answers = connection.ask_all([opening, *controls])
+    if first.status:
+        raise connection.refusal(first, opcode_name(opening.opcode))
+    connection.opened = granted = features.granted(controls, answers)
+    return granted
+
+
+def report(
+    connection: NodeConnection,
+    frames: Sequence[RequestFrame],
+    take: Callable[[RequestFrame, ResponseFrame], bool],
+) -> None:
+    """Send reports; hand over their answers, see `NodeConnection.converse`."""
+
+    def taken(number: int, answer: ResponseFrame) -> bool:
+        try:
+            return take(frames[number], answer)
+        except RemoteProtocolError as error:
+            raise connection.protocol_error(str(error)) from None
+
+    connection.converse(frames, taken)
+
+
+def remove_rows(connection: NodeConnection, name: bytes, numbers: Sequence[int]) -> set[int]:
+    """Remove the rows of a client in vBuckets of one node; return where there were any.
+
+    Raises:
+        NotForgotten: the node refuses to, for example because the client still runs.
+        Busy: it asks to come again later.
+    """
+    granted = open_registrar(connection, own_name("uprmc-forgets").encode())
+    if control.WATERMARKS not in granted:
+        return set()
+    refused: dict[int, int] = {}
+
+    def take(asked: RequestFrame, answer: ResponseFrame) -> bool:
+        told = told_of(asked, answer)
+        refused.update((each.vbucket, each.status) for each in told.refused)
+        return told.last
+
+    report(connection, removals(name, numbers, many=control.REPORTS in granted), take)
+    bad = {number: status for number, status in refused.items() if status not in _NOTHING_THERE}
+    if bad:
+        status = next(iter(bad.values()))
+        if verdict(status) is Verdict.AGAIN:
+            raise Busy(f"the node at {connection.place} answers: {status_text(status)}")
+        why_not = f"it answers: {status_text(status)}"
+        if status == Status.KEY_EXISTS:
+            why_not = "a connection of this client is open: stop it first"
+        where = f"{connection.place}, {named(sorted(bad))}"
+        raise NotForgotten(f"{name.decode()} at {where}: {why_not}", sorted(bad))
+    return set(numbers).difference(refused)
 
 
 # --- many requests at once ------------------------------------------------------------------------
 
-_READ_BYTES = 256 * 1024
 _READS_AT_ONCE = 16
 _WAIT = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
-class Pipelined(Protocol):
-    """A connection that can be waited for together with others."""
-
-    place: str
-    socket: socket.socket
-
-    def failure(self, what: str) -> Exception:
-        """Return what to raise when the connection cannot be used any more."""
-
-    def protocol_error(self, what: str) -> Exception:
-        """Return what to raise of bytes that make no sense."""
-
-
-_P = TypeVar("_P", bound=Pipelined)
-
-
-class Line(Generic[_P, _T]):
+class RequestLine(Generic[_T]):
     """A connection and the window of requests that go over it.
 
     TLS may have to read before it can send, or send before it can read: then that is waited for,
@@ -158,13 +623,13 @@ class Line(Generic[_P, _T]):
         sent_bytes: how many bytes have left us.
     """
 
-    def __init__(self, connection: _P, window: Window[_T]) -> None:
+    def __init__(self, connection: NodeConnection, window: Window[_T]) -> None:
         self.connection, self.window = connection, window
-        self.lost: Exception | None = None
+        self.lost: NodeError | None = None
         self.sent_bytes = 0
         self._socket = connection.socket
         self._out = memoryview(b"")
-        self._deaf: Exception | None = None
+        self._deaf: NodeError | None = None
         self._must_read = self._must_write = False
 
     def fileno(self) -> int:
@@ -245,11 +710,11 @@ class Line(Generic[_P, _T]):
         """Treat the connection as lost."""
         self.lost = self._deaf or self.connection.failure(what)
 
-    def _failure(self, error: OSError) -> Exception:
-        return self.connection.failure(f"is gone: {error.strerror or error}")
+    def _failure(self, error: OSError) -> NodeError:
+        return self.connection.failure(f"is gone: {why(error)}")
 
 
-def run(lines: Sequence[Line[Any, Any]], silence_s: float) -> None:
+def run(lines: Sequence[RequestLine[Any]], silence_s: float) -> None:
     """Run all of them until each is done or lost; a node silent for `silence_s` is lost."""
     running = {line.fileno(): line for line in lines if not line.done}
     poll = select.poll()
@@ -285,7 +750,7 @@ def run(lines: Sequence[Line[Any, Any]], silence_s: float) -> None:
             if now - looked_at >= look_s:
                 looked_at = now
                 for number in [each for each in running if now - heard[each] >= silence_s]:
-                    running.pop(number).give_up(f"said nothing for {silence_s:g} s")
+                    running.pop(number).give_up(f"says nothing for {silence_s:g} s")
                     poll.unregister(number)
     finally:
         for line in lines:

@@ -26,13 +26,14 @@ from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from uprmc.columnar.errors import BadOption, DataLost, LeaseEnded, NoVBucket, Unreachable
+from uprmc.columnar.errors import BadOption, DataLost, LeaseEnded, NoVBucket
 from uprmc.columnar.lease import BulkLease, KeptLease, LeaseContents, acquire, of_token
 from uprmc.columnar.lookups import NotLookedUp, looked_up, possible
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import OnDone, read
 from uprmc.model import vbucket_of
+from uprmc.remote.errors import NodeUnreachable
 from uprmc.remote.lease import parsed_token
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
@@ -58,7 +59,7 @@ def plan(options: ReadOptions, wanted: Wanted = EVERYTHING) -> list[ReadTask]:
     Raises:
         BadOption: a vBucket that is asked for does not exist, or offsets that make no sense.
         NoVBucket: one is active on no node, and ``failOnDataLoss`` is set.
-        SparkError: the nodes do not answer, refuse, ...
+        ClientError: the nodes do not answer, refuse, ...
     """
     token = options.lease
     holders = {} if token is None else of_token(options.access, token).places
@@ -111,7 +112,7 @@ def lease_of_frame(options: ReadOptions, vbuckets: Sequence[int]) -> BulkLease:
             try:
                 found.renew(options.lease_s)
                 return found.idling(options.idle_s or options.lease_s)
-            except (LeaseEnded, Unreachable):
+            except (LeaseEnded, NodeUnreachable):
                 pass  # the DataFrame goes on with a later moment
         lease = acquire(options.access, vbuckets, options.lease_s)
         if file:

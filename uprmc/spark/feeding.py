@@ -25,11 +25,13 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from uprmc.columnar import errors
-from uprmc.columnar.errors import BadFile, BadOption, SparkError, TaskFailed, Unreachable
+from uprmc.columnar.errors import BadFile, BadOption, TaskFailed
 from uprmc.columnar.report import JsonReport
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.files import UNFINISHED, sync, write_whole
 from uprmc.jobs.progress import Progress, Step, unseen
+from uprmc.remote import errors as node_errors
+from uprmc.remote.errors import ClientError, NodeUnreachable
 from uprmc.spark.following import SparkFollower
 from uprmc.spark.offsets import Offset, parsed
 from uprmc.spark.options import ReadOptions, as_texts, read_options
@@ -380,7 +382,7 @@ def feed(
 
     Raises:
         BadOption, BadFile: an option or a directory is wrong.
-        RolledBack, DataLost, Unreachable, ...: as the stream.
+        RolledBack, DataLost, NodeUnreachable, ...: as the stream.
     """
     texts = as_texts({"servers": servers, **options})
     read = read_options(texts, kind="stream")
@@ -453,7 +455,7 @@ class _Feed:
         while True:
             try:
                 return work()
-            except Unreachable:
+            except NodeUnreachable:
                 if interval_s is None or time.monotonic() > deadline:
                     raise
             self._wait_until(time.monotonic() + _AWAY_NAP_S)
@@ -585,17 +587,18 @@ class _Counted:
                 self._progress(Step("following", self.report.batches, None, self.report.rows))
 
 
-def error_of(text: str) -> SparkError | None:
+def error_of(text: str) -> ClientError | None:
     """Return our error that a text of Spark's is about, ``None`` if there is none in it."""
     found = _CODE_WORD.search(text)
     if found is None:
         return None
     kinds = {
         kind.code: kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, SparkError)
+        for kind in [*vars(node_errors).values(), *vars(errors).values()]
+        if isinstance(kind, type) and issubclass(kind, ClientError) and "code" in vars(kind)
     }
     kind = kinds.get(found[1], TaskFailed)
     error = kind.__new__(kind)
-    SparkError.__init__(error, found[2].strip())
+    ClientError.__init__(error, found[2].strip())
+    error.shows_code = True
     return error

@@ -14,10 +14,11 @@ from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
-from uprmc.columnar.errors import LeaseEnded, NoVBucket, SparkError, Unreachable
+from uprmc.columnar.errors import LeaseEnded, NoVBucket
 from uprmc.columnar.lease import KeptLease, acquire, of_token
 from uprmc.columnar.nodes import BulkNodes, NodeStanding
 from uprmc.columnar.registration import BulkRegistration
+from uprmc.remote.errors import ClientError, NodeUnreachable
 from uprmc.remote.registering import Instance, kind_number
 from uprmc.spark import batch_planner
 from uprmc.spark.batch_planner import Seen, SettledBatch, Slice
@@ -91,7 +92,7 @@ class SparkFollower:
 
         Raises:
             RolledBack, DataLost, NoVBucket, VBucketsChanged: see ``docs/spark.md``.
-            Unreachable, LeaseRefused, ...
+            NodeUnreachable, LeaseRefused, ...
         """
         end = self._end(self._named(start), rows)
         if start.lease is not None and end.lease != start.lease:
@@ -134,7 +135,7 @@ class SparkFollower:
         assert opened.lease is not None
         try:
             return of_token(self._options.access, opened.lease).reached(wanted)
-        except Unreachable:
+        except NodeUnreachable:
             return None  # what it does not tell now is estimated
 
     # --- tasks ----------------------------------------------------------------------------------
@@ -176,7 +177,7 @@ class SparkFollower:
         nodes = self._asked()
         held_bytes = items = 0
         for place in set(nodes.owners.values()):
-            told = nodes.at(place, lambda connection: connection.stats(""))
+            told = nodes.at(place, lambda connection: connection.statistics(""))
             held_bytes += int(told.get("bytes", 0))
             items += int(told.get("curr_items", 0))
         return max(
@@ -230,7 +231,7 @@ class SparkFollower:
             kept = KeptLease(options.access, lease=lease, release=False)
             kept.__enter__()
             return kept, seen
-        raise Unreachable("history branches again and again")
+        raise NodeUnreachable("history branches again and again")
 
     def _reader(self, instance: str | None) -> bytes:
         """Return the id under which the stream is registered, empty if it is not."""
@@ -262,7 +263,7 @@ class SparkFollower:
             return False
         try:
             of_token(self._options.access, token).renew()
-        except (LeaseEnded, Unreachable):
+        except (LeaseEnded, NodeUnreachable):
             return False
         return True
 
@@ -315,7 +316,7 @@ class SparkFollower:
             if missing and self._options.fail_on_data_loss:
                 raise NoVBucket(nodes.absent(missing))
             return nodes.standings(number for number in wanted if number in nodes.owners)
-        except SparkError:
+        except ClientError:
             with suppress(Exception):
                 nodes.close()
             self._nodes = None

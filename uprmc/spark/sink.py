@@ -16,10 +16,11 @@ import pyarrow as pa
 from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from uprmc.columnar.errors import BadFile, BadSchema, OverwriteRefused, TooManyErrors, why
+from uprmc.columnar.errors import BadFile, BadSchema, OverwriteRefused, TooManyErrors
 from uprmc.columnar.report import Report, TaskReport, merge
 from uprmc.columnar.requests import check_columns
 from uprmc.columnar.writing import Writer
+from uprmc.errors import why
 from uprmc.spark.options import SinkOptions, write_options
 from uprmc.spark.worker_errors import plainly
 

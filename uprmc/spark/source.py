@@ -70,13 +70,13 @@ class UprmcDataSource(DataSource):
 
     def streamReader(self, schema: Any) -> Any:  # noqa: N802 - Spark's name
         """Return what follows changes."""
-        from uprmc.columnar.errors import SparkError
+        from uprmc.remote.errors import ClientError
         from uprmc.spark.options import read_options
 
         try:
             require_streams()
             options = fitted(read_options(self.options, kind="stream"), schema)
-        except SparkError as error:
+        except ClientError as error:
             return RefusedStream(error)
         from uprmc.spark.stream_source import UprmcStreamReader
 

@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
-from uprmc.columnar.errors import SparkError, TaskFailed
+from uprmc.columnar.errors import TaskFailed
 from uprmc.jobs.engines import OnResult, attempted, given_up, is_final
+from uprmc.remote.errors import ClientError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,6 +113,8 @@ def run_order(order: bytes, attempt: int) -> bytes:
         return pickle.dumps((True, attempted(function, task, attempt)))
     except Exception as error:
         if not is_final(error):
+            if isinstance(error, ClientError):
+                error.shows_code = True  # Spark makes text of it
             raise
         return pickle.dumps((False, error))
 
@@ -123,7 +126,7 @@ def _attempt() -> int:
     return 0 if context is None else int(context.attemptNumber())
 
 
-def _told(error: Exception) -> SparkError:
+def _told(error: Exception) -> ClientError:
     """Return what Spark says of a task that failed again and again, without its stack of Java."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     telling = [line for line in lines if "UPRMC_" in line or _OF_PYTHON.match(line)]

@@ -18,12 +18,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from uprmc.columnar.errors import LeaseEnded, Unreachable
+from uprmc.columnar.errors import LeaseEnded
 from uprmc.columnar.lease import KeptLease, LeaseContents, logs_of
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import OnDone
 from uprmc.columnar.schema import Columns
+from uprmc.remote.errors import NodeUnreachable
 from uprmc.spark.batch import rows
 from uprmc.spark.batch_planner import PlanRules, Seen, Slice
 from uprmc.spark.options import ReadOptions
@@ -56,7 +57,7 @@ def run(options: ReadOptions, task: BatchTask) -> Iterator[Any]:
 
     Raises:
         RolledBack, DataLost: the history that it should read is gone.
-        Unreachable: the task is to be run again.
+        NodeUnreachable: the task is to be run again.
         NoVBucket, KeyNotText, ...
     """
     yield from _control_rows(options.columns, task.slices)
@@ -69,7 +70,7 @@ def run(options: ReadOptions, task: BatchTask) -> Iterator[Any]:
                 untouched = False
                 yield batch
             return
-        except (LeaseEnded, Unreachable):
+        except (LeaseEnded, NodeUnreachable):
             if not left:
                 return
     yield from _as_of_now(options, left, task.reader, untouched)
@@ -84,7 +85,9 @@ def _as_of_now(
             with _Now(options, left, reader) as now:
                 again = now.planned(rules_of(options))
                 if not untouched and again != list(left.values()):
-                    raise Unreachable("history branched in the middle of a task: it begins again")
+                    raise NodeUnreachable(
+                        "history branched in the middle of a task: it begins again"
+                    )
                 kept = {each.vbucket: each for each in again}
                 changed = [each for each in again if each != left[each.vbucket]]
                 yield from _control_rows(options.columns, changed)
@@ -98,10 +101,10 @@ def _as_of_now(
                 return
         except LeaseEnded:
             if not untouched:
-                raise Unreachable(
+                raise NodeUnreachable(
                     "a lease ended in the middle of a task: it begins again"
                 ) from None
-    raise Unreachable(f"{LEASES_MAX} leases ended before anything was read of them")
+    raise NodeUnreachable(f"{LEASES_MAX} leases ended before anything was read of them")
 
 
 class _Now:
@@ -142,14 +145,16 @@ class _Now:
         """Return once all that was read would outlive the node.
 
         Raises:
-            Unreachable: history branched meanwhile, or the node's disk is too slow.
+            NodeUnreachable: history branched meanwhile, or the node's disk is too slow.
         """
         deadline = time.monotonic() + self._options.access.read_timeout_s
         for done in ends:
             held = self._kept.lease.held[done.vbucket]
             while self._nodes.persisted(done.vbucket, held.uuid) < held.high_seqno:
                 if seen_of(self._nodes, {done.vbucket: held}) and time.monotonic() > deadline:
-                    raise Unreachable(f"{held.place} does not write vb={done.vbucket} to its disk")
+                    raise NodeUnreachable(
+                        f"{held.place} does not write vb={done.vbucket} to its disk"
+                    )
                 time.sleep(_ASK_AGAIN_S)
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from uprmc.columnar.errors import SparkError
+from uprmc.remote.errors import ClientError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,7 +45,8 @@ def _rows(found: Iterator[Any]) -> Iterator[Any]:
 def _told() -> Iterator[None]:
     try:
         yield
-    except SparkError as error:
+    except ClientError as error:
+        error.shows_code = True
         if not _in_worker():
             raise
         os.environ[_HIDE] = "1"
