@@ -17,8 +17,7 @@ TOX_ENVS ?= $(TOX_TESTS),spark
 # What needs neither a JVM nor programs that we did not write, and starts few processes.
 FAST_ARGS ?= tests --seeds 2 --hypothesis-profile quick \
 	$(addprefix --ignore=tests/,backup cli crash fuzz load spark storage/test_kill.py system) \
-	$(addprefix --ignore=tests/sim/test_,replica_judges_speak.py upr_judges_speak.py \
-	tap_judges_speak.py judges_speak.py)
+	-k "not (sim and is_noticed)"
 
 SERVE_ARGS ?=
 BENCH_ARGS ?=

@@ -53,7 +53,7 @@ def index_plan(world: World) -> IndexPlan:
 class IndexRun(WatermarkRun):
     """See the module docstring."""
 
-    again = "python -m tests.sim.index_seeds"
+    simulation = "index"
 
     plan: IndexPlan
 

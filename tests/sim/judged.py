@@ -17,10 +17,10 @@ class Judged(ABC, Generic[PlanT]):
     """A run that is made of a plan, and judged.
 
     Attributes:
-        again: how to run a seed again.
+        simulation: what `tests.sim.seeds` calls it.
     """
 
-    again: ClassVar[str]
+    simulation: ClassVar[str]
     world: World
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Judged(ABC, Generic[PlanT]):
             Verdict: with the seed in its text, and how to run it again.
         """
         run = cls(seed, plan)
-        with naming(seed, run.world.log, cls.again):
+        with naming(seed, run.world.log, f"python -m tests.sim.seeds {cls.simulation}"):
             run.go()
         return run
 

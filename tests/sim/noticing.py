@@ -1,99 +1,77 @@
 """A rule that is broken on purpose is noticed by a judge, by the right one where only one can.
 
-Each run begins with the seed that noticed the break when somebody last looked (`_NOTICED_BY`; not
-there: seed 0). That is a hint: once it notices nothing, all seeds are tried, and only time is lost.
+A net that was never seen to catch anything is no net. If the product is changed so that a rule
+lives elsewhere, the break has to move with it: one that no longer breaks anything fails its test.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.sim.judges import Verdict
 
-#: Break -> a seed that notices it soon, where the first few do not.
-_NOTICED_BY = {
-    "_announce_the_rest_as_new": 1,
-    "_answer_at_once": 1,
-    "_answer_for_what_is_paused": 12,
-    "_ask_once_only": 8,
-    "_ask_the_target_too_early": 2,
-    "_bring_nothing_back": 1,
-    "_call_everything_durable": 1,
-    "_call_expiries_deletions": 2,
-    "_call_nobody_who_waits_for_a_permit": 2,
-    "_correct_nothing": 3,
-    "_cut_dumps_short": 4,
-    "_cut_the_ring_too_early": 54,
-    "_drop_by_key": 1,
-    "_drop_the_floor": 1,
-    "_end_leases_by_the_wall_clock": 1,
-    "_fall_too_far": 22,
-    "_finish_before_commit": 4,
-    "_follow_whoever_answers_first": 2,
-    "_forget_a_key": 1,
-    "_forget_a_key_of_the_ring": 2,
-    "_forget_the_log": 2,
-    "_forget_the_purge_seqno": 1,
-    "_forget_the_row_of_a_pause": 7,
-    "_forget_tombstones_by_key": 6,
-    "_forget_what_is_filtered": 1,
-    "_forget_what_was_purged": 4,
-    "_forget_who_deposed": 1,
-    "_give_equal_versions_up": 8,
-    "_ignore_builders": 3,
-    "_ignore_the_slowest": 25,
-    "_keep_rows_of_dropped_vbuckets": 2,
-    "_keep_the_purge_seqno": 9,
-    "_keep_what_is_to_be_emptied": 3,
-    "_let_followers_live_through_a_rollback": 11,
-    "_lose_a_barrier": 2,
-    "_never_dial_again": 1,
-    "_never_mind_what_was_purged": 25,
-    "_never_return": 15,
-    "_never_roll_back": 1,
-    "_never_roll_back_silently": 1,
-    "_never_see_that_nothing_comes": 20,
-    "_never_stop": 8,
-    "_number_checkpoints_anew": 2,
-    "_pass_on_although_deletions_were_purged": 15,
-    "_pass_on_at_once": 34,
-    "_promote_above_our_own_only": 2,
-    "_purge_replicas_freely": 9,
-    "_purge_what_is_not_due": 3,
-    "_raise_floors_at_promotion": 4,
-    "_raise_the_floor": 3,
-    "_repair_nothing": 4,
-    "_return_barriers_before_the_last_item": 42,
-    "_say_nothing_of_the_beginning": 43,
-    "_skip_a_failed_batch": 1,
-    "_skip_what_is_unacknowledged": 8,
-    "_stay_active_though_deposed": 1,
-    "_store_no_purge_seqno": 2,
-    "_take_the_newest_header": 6,
-    "_take_the_range_when_it_is_sent": 1,
-    "_take_the_store_view_too_late": 1,
-    "_take_what_is_out_of_order": 2,
-    "_wait_for_no_disk": 8,
-    "_wait_for_no_replica": 1,
-}
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+class Break(NamedTuple):
+    """A rule that is broken, and how that shows."""
+
+    what: str  # what is done instead
+    patches: tuple[Patch, ...]
+    said: str  # what a judge says then: a pattern
+    plan: Any = None  # of a run in which the rule is needed often; None = each seed draws one
+    seed: int = 0  # it noticed the break when somebody last looked; a hint that saves time
+
+
+def broken(what: str, *patches: Patch, said: str, plan: Any = None, seed: int = 0) -> Break:
+    """Return a break."""
+    return Break(what, patches, said, plan, seed)
+
+
+def swap(owner: Any, name: str, value: Any) -> Patch:
+    """Have something else in the place of an attribute."""
+    return lambda patch: patch.setattr(owner, name, value)
+
+
+def skip(owner: Any, name: str) -> Patch:
+    """Have a function do nothing."""
+    return swap(owner, name, lambda *_, **__: None)
+
+
+def instead(owner: Any, name: str, other: Callable[..., Any]) -> Patch:
+    """Have `other` called in the place of a function, with that one before its arguments."""
+
+    def apply(patch: pytest.MonkeyPatch) -> None:
+        whole = getattr(owner, name)
+        patch.setattr(owner, name, lambda *given, **more: other(whole, *given, **more))
+
+    return apply
+
+
+def cases(breaks: Iterable[Break]) -> pytest.MarkDecorator:
+    """Return the mark of a test that gets one break after the other."""
+    return pytest.mark.parametrize("case", breaks, ids=lambda case: case.what)
 
 
 def notice(
-    break_it: Callable[..., None], run: Callable[[int], object], told: str, seeds: int
+    case: Break, patch: pytest.MonkeyPatch, run: Callable[[int, Any], object], seeds: int
 ) -> None:
-    """Run with one seed after the other until a judge complains, in words that `told` matches.
+    """Break a rule, then run one seed after the other until a judge complains in the right words.
 
     Fails when `seeds` seeds notice nothing.
     """
-    for seed in (_NOTICED_BY.get(break_it.__name__, 0), *range(seeds)):
+    for apply in case.patches:
+        apply(patch)
+    for seed in (case.seed, *range(seeds)):
         try:
-            run(seed)
+            run(seed, case.plan)
         except Verdict as verdict:
             said = str(verdict).split("\nthe last events", maxsplit=1)[0]
-            assert re.search(told, said), said
+            assert re.search(case.said, said), said
             return
     pytest.fail(f"{seeds} seeds noticed nothing")
 

@@ -42,8 +42,7 @@ _ORDERS_STEPS_MAX = 3 * STEPS_MAX
 class ReplicaRun(Judged[Plan]):
     """See the module docstring."""
 
-    #: How to run a seed again.
-    again = "python -m tests.sim.replica_seeds"
+    simulation = "replicas"
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         self.world = World(seed)

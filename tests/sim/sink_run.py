@@ -37,7 +37,7 @@ def sink_plan(world: World) -> SinkPlan:
 class SinkRun(ReplicaRun):
     """See the module docstring."""
 
-    again = "python -m tests.sim.sink_seeds"
+    simulation = "sinks"
 
     plan: SinkPlan
 

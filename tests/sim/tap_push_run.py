@@ -76,8 +76,7 @@ def random_push_plan(world: World) -> PushPlan:
 class PushRun(Judged[PushPlan]):
     """See the module docstring."""
 
-    #: How to run a seed again.
-    again = "python -m tests.sim.tap_seeds"
+    simulation = "push"
 
     def __init__(self, seed: int, plan: PushPlan | None = None) -> None:
         self.plan = plan = plan or random_push_plan(World(seed ^ 0xA5A5))

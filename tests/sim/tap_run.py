@@ -26,7 +26,7 @@ _LATE_S = 1.0
 class TapRun(ReplicaRun):
     """See the module docstring."""
 
-    again = "python -m tests.sim.tap_seeds"
+    simulation = "tap"
     plan: TapPlan
 
     def __init__(self, seed: int, plan: TapPlan | None = None) -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 
 from tests.seeds import seeds
-from tests.sim import codec
+from tests.sim import codec, linearity
+from tests.sim.codec import Reply
 from tests.sim.faults import NO_FAULTS, Faults
+from tests.sim.history import Op
+from tests.sim.judges import Verdict
+from tests.sim.linearity import ABSENT
 from tests.sim.run import EVERYTHING, Run
 from tests.sim.test_store_survives import back, put, read, write_out
 
@@ -157,3 +161,91 @@ def test_a_document_set_over_an_expired_locked_one_is_not_locked() -> None:
     put(run, b"a", b"3")
     assert read(run, b"a") == b"3"
     run.finish()
+
+
+# --- the judge of one document, on histories made by hand -----------------------------------------
+
+
+class Script:
+    """Operations on one document with chosen intervals and replies."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def op(
+        self,
+        kind: str,
+        began: int,
+        ended: int,
+        status: int | None = codec.OK,
+        *,
+        client: str = "c",
+        value: bytes = b"",
+        cas: int = 0,
+        new_cas: int = 0,
+    ) -> Script:
+        """Add one; a `status` of ``None`` means that no reply came."""
+        op = Op(kind, b"k", 0, client, 1, 0, began, value=value, cas=cas, lock_status=True)
+        op.began, op.ended = began, ended
+        op.began_at, op.ended_at = float(began), float(ended)
+        if status is not None:
+            shown = value if kind == "get" and status == codec.OK else b""
+            extras = bytes(4) if kind == "get" and status == codec.OK else b""
+            op.reply = Reply(0, status, began, new_cas, extras, b"", shown)
+        self.ops.append(op)
+        return self
+
+    def judged(self) -> None:
+        """Have it judged."""
+        linearity.judge_key(b"k", ABSENT, self.ops)
+
+
+def test_a_read_that_overlaps_a_write_may_see_the_old_or_the_new_value() -> None:
+    """Both orders are possible as long as both are under way."""
+    for seen, cas in ((b"1", 1), (b"2", 2)):
+        script = Script().op("set", 1, 2, value=b"1", new_cas=1)
+        script.op("set", 3, 6, value=b"2", new_cas=2)
+        script.op("get", 4, 5, value=seen, new_cas=cas, client="d").judged()
+
+
+def test_a_stale_read_is_noticed() -> None:
+    """The write had been answered before the read began."""
+    script = Script().op("set", 1, 2, value=b"1", new_cas=1)
+    script.op("set", 3, 4, value=b"2", new_cas=2)
+    script.op("get", 5, 6, value=b"1", new_cas=1, client="d")
+    with pytest.raises(Verdict, match="nothing explains"):
+        script.judged()
+
+
+def test_two_reads_that_disagree_about_the_order_are_noticed() -> None:
+    """Once the new value was seen the old one does not come back."""
+    script = Script().op("set", 1, 2, value=b"1", new_cas=1)
+    script.op("set", 3, 10, value=b"2", new_cas=2)
+    script.op("get", 4, 5, value=b"2", new_cas=2, client="d")
+    script.op("get", 6, 7, value=b"1", new_cas=1, client="e")
+    with pytest.raises(Verdict, match="nothing explains"):
+        script.judged()
+
+
+def test_a_write_without_an_answer_may_have_happened_but_only_once() -> None:
+    """Seen, then overwritten, then seen again: that is twice."""
+    script = Script().op("set", 1, 3, None, value=b"1")
+    script.op("get", 4, 5, value=b"1", new_cas=1, client="d").judged()
+    script.op("set", 6, 7, value=b"2", new_cas=2).judged()
+    script.op("get", 8, 9, value=b"1", new_cas=1, client="d")
+    with pytest.raises(Verdict, match="nothing explains"):
+        script.judged()
+
+
+def test_an_accepted_change_with_the_wrong_cas_is_noticed() -> None:
+    """And so is one that was refused with the right CAS."""
+    right = Script().op("set", 1, 2, value=b"1", new_cas=1)
+    right.op("set", 3, 4, value=b"2", cas=1, new_cas=2).judged()
+    wrong = Script().op("set", 1, 2, value=b"1", new_cas=1)
+    wrong.op("set", 3, 4, value=b"2", cas=7, new_cas=2)
+    with pytest.raises(Verdict, match="nothing explains"):
+        wrong.judged()
+    refused = Script().op("set", 1, 2, value=b"1", new_cas=1)
+    refused.op("set", 3, 4, codec.EXISTS, value=b"2", cas=1)
+    with pytest.raises(Verdict, match="nothing explains"):
+        refused.judged()

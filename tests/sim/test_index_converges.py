@@ -9,14 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
 from tests.seeds import seeds
 from tests.sim.faults import NO_FAULTS, Faults
+from tests.sim.index_program import Desk
 from tests.sim.index_run import IndexPlan, IndexRun
 from tests.sim.judged import story
-from tests.sim.noticing import happens
+from tests.sim.noticing import Break, broken, cases, happens, instead, notice, skip, swap
+from uprmc.client.core import UprCore
+from uprmc.index import group
+from uprmc.index import store as store_module
+from uprmc.index.index_file import Files
+from uprmc.index.store import IndexStore
+from uprmc.index.tree import Tree
+from uprmc.index.updater import IndexState
 
 pytestmark = pytest.mark.sim
 
@@ -86,3 +95,146 @@ def test_the_runs_do_what_they_are_for() -> None:
 def test_the_same_seed_gives_the_same_run() -> None:
     """Event for event."""
     assert IndexRun.random(1).world.digest() == story(IndexRun, 1).digest
+
+
+# --- judges speak ---------------------------------------------------------------------------------
+
+_SEEDS = 40
+
+
+def _newest_header(whole: Any, files: Files, *asked: Any) -> Any:
+    found = whole(files, *asked)
+    newest = files.current.file.header
+    return found and newest and (files.current, newest)
+
+
+def _forget_places_only(store: IndexStore, vbuckets: Any) -> None:
+    for vbucket in vbuckets:
+        store._standings.positions.pop(vbucket, None)
+        store._standings.facts.pop(vbucket, None)
+    store._publish()
+
+
+def _done_at_once(whole: Any, core: UprCore, text: str | None = None) -> Any:
+    made = whole(core, text)
+    if core._turned:  # not the one that a run begins with
+        made.done = True
+    return made
+
+
+def _with_stale_trees(whole: Any, store: Any) -> None:
+    trees, store._trees = store._trees, getattr(store, "stale", store._trees)
+    whole(store)
+    store._trees = trees
+    store.stale = trees
+
+
+def _only_the_first(whole: Any, desk: Desk) -> None:
+    if len(desk._queue) > 1 and not callable(desk._queue[0]):
+        store, apply = desk.store, desk.store.apply
+        store.apply = lambda batches: apply(batches[:1])  # type: ignore[method-assign]
+        whole(desk)
+        store.apply = apply  # type: ignore[method-assign]
+    else:
+        whole(desk)
+
+
+_CALM = IndexPlan("pair", NO_FAULTS, {}, keys=8, writer_s=0.02, steps=3_000, index_death=0.0)
+_DYING = replace(_CALM, index_death=0.05, purge_s=0.01)
+
+_BREAKS = (
+    broken(
+        "do not look up which rows a document had",
+        instead(store_module, "edits", lambda whole, known, *more: whole({}, *more)),
+        said="stands at",
+        plan=_CALM,
+    ),
+    broken(
+        "index what documents become, not that they go",
+        instead(store_module, "latest_of", lambda whole, batches: whole(batches)._replace(gone=())),
+        said="stands at",
+        plan=_CALM,
+    ),
+    broken(
+        "say that it has rolled back, and do nothing",
+        swap(IndexStore, "roll_back", lambda store, vbucket, seqno: True),
+        said="stands at|is shown|gives up|never come to rest",
+        plan=replace(_CALM, faults=Faults(crash_s=0.5, cut_s=0.5), writer_s=0.01, compacts=False),
+        seed=15,
+    ),
+    broken(
+        "fall back to the newest header instead of one at or below the seqno",
+        instead(Files, "header_below", _newest_header),
+        said="stands at|is shown|gives up|never come to rest",
+        plan=RUNS["one vBucket, killed"],
+        seed=6,
+    ),
+    broken(
+        "forget where a vBucket stands, and leave its rows",
+        swap(IndexStore, "drop", _forget_places_only),
+        said="stands at|not indexed",
+        plan=_CALM,
+        seed=2,
+    ),
+    broken(
+        "tell nodes where the trees stand, not where the newest header on disk does",
+        swap(IndexStore, "durable_of", lambda store, vbucket: store.positions().get(vbucket)),
+        said="was durable",
+        plan=_DYING,
+        seed=1,
+    ),
+    broken(
+        "let a query wait for nothing",
+        instead(UprCore, "barrier", _done_at_once),
+        said="is to contain",
+        plan=_CALM,
+        seed=1,
+    ),
+    broken(
+        "answer a query from all that is shown, whatever it has waited for",
+        skip(group, "_check"),
+        said="is to contain",
+        plan=RUNS["vBuckets paused"],
+        seed=12,
+    ),
+    broken(
+        "use reductions of inner nodes although not all vBuckets below are wanted",
+        instead(Tree, "reduced", lambda whole, tree, low, high, _: whole(tree, low, high, None)),
+        said="rows of",
+        plan=_CALM,
+    ),
+    broken(
+        "write a header that says more than its trees hold",
+        instead(IndexStore, "write_header", _with_stale_trees),
+        said="stands at|was durable",
+        plan=_DYING,
+    ),
+    broken(
+        "lose all but the first of several batches that are applied together",
+        instead(Desk, "apply_some", _only_the_first),
+        said="stands at|is to contain|is shown|never come",
+        plan=_CALM,
+    ),
+    broken(
+        "keep the failover log that was learned first",
+        instead(
+            IndexStore,
+            "learn",
+            lambda whole, store, saved: whole(
+                store, {vb: each for vb, each in saved.items() if vb not in store._standings.facts}
+            ),
+        ),
+        swap(IndexState, "load", lambda state: state._updates.positions()),
+        said="stands at|nobody's history|never come to rest|its history ends",
+        plan=replace(_CALM, operating={"failover": 1, "takeover": 1}, operator_s=0.3),
+        seed=2,
+    ),
+)
+
+
+@cases(_BREAKS)
+@pytest.mark.acceptance("I08", "I13", "I16", "I19", "I24", "I28", "D16")
+def test_a_broken_rule_of_the_index_is_noticed(
+    case: Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice(case, monkeypatch, IndexRun.random, _SEEDS)

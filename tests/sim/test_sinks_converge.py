@@ -6,7 +6,6 @@ nothing comes twice. Judges and readers share no code with `uprmc` (`sink_reader
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ import pytest
 from tests.seeds import seeds
 from tests.sim.faults import Faults
 from tests.sim.judged import story
-from tests.sim.noticing import happens, notice
+from tests.sim.noticing import Break, broken, cases, happens, instead, notice, skip, swap
 from tests.sim.sink_run import SinkPlan, SinkRun
 from uprmc.sinks.http_post import HttpPost
 from uprmc.sinks.json_file import JsonFile
@@ -59,17 +58,11 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 # --- judges speak ---------------------------------------------------------------------------------
 
-Patch = Callable[[pytest.MonkeyPatch], None]
 
-
-def _cut_no_file(patch: pytest.MonkeyPatch) -> None:
+def _leave_the_rest(file: JsonFile) -> None:
     """Leave what belongs to no position in the file."""
-
-    def open_only(file: JsonFile) -> None:
-        file._out = open(file._path, "ab")  # noqa: SIM115
-        file._there = file._kept[0], file._path.stat().st_size
-
-    patch.setattr(JsonFile, "_cut", open_only)
+    file._out = open(file._path, "ab")  # noqa: SIM115
+    file._there = file._kept[0], file._path.stat().st_size
 
 
 def _write_rows_late(patch: pytest.MonkeyPatch) -> None:
@@ -85,40 +78,45 @@ def _write_rows_late(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SqliteMirror, "changes", changes)
 
 
-def _undo_nothing(patch: pytest.MonkeyPatch) -> None:
-    """Leave what was lost at the receiver."""
-    patch.setattr(HttpPost, "undo", lambda *_: None)
+def _unless_all(whole: Any, sink: Any, vbucket: int, seqno: int) -> None:
+    if not seqno:
+        whole(sink, vbucket, seqno)
 
 
-def _say_nothing_of_what_is_void(patch: pytest.MonkeyPatch) -> None:
-    """Tell readers only of what they are to drop as a whole."""
-    for sink in (HttpPost, JsonFile):
-        whole = sink.rollback
-
-        def rollback(self: Any, vbucket: int, seqno: int, whole: Any = whole) -> None:
-            if not seqno:
-                whole(self, vbucket, seqno)
-
-        patch.setattr(sink, "rollback", rollback)
-
-
-def _wait_for_no_broker(patch: pytest.MonkeyPatch) -> None:
-    """Save positions while records are on their way."""
-    patch.setattr(Kafka, "durable", lambda _: None)
-
-
-@pytest.mark.parametrize(
-    ("break_it", "sink", "death", "told"),
-    [
-        (_cut_no_file, "jsonl", 0.05, "torn|lines came twice|a reader of jsonl"),
-        (_write_rows_late, "sqlite", 0.05, "a reader of sqlite has"),
-        (_undo_nothing, "http", 0.0, "a reader of http has"),
-        (_say_nothing_of_what_is_void, "jsonl", 0.05, "a reader of jsonl was never told|twice"),
-        (_wait_for_no_broker, "kafka", 0.05, "a reader of kafka has"),
-    ],
+@cases(
+    (
+        broken(
+            "leave what belongs to no position in the file",
+            swap(JsonFile, "_cut", _leave_the_rest),
+            said="torn|lines came twice|a reader of jsonl",
+            plan=plan("jsonl", 0.05),
+        ),
+        broken(
+            "write rows with the position of the next batch",
+            _write_rows_late,
+            said="a reader of sqlite has",
+            plan=plan("sqlite", 0.05),
+        ),
+        broken(
+            "leave what was lost at the receiver",
+            skip(HttpPost, "undo"),
+            said="a reader of http has",
+            plan=plan("http", 0.0),
+        ),
+        broken(
+            "tell readers only of what they are to drop as a whole",
+            instead(HttpPost, "rollback", _unless_all),
+            instead(JsonFile, "rollback", _unless_all),
+            said="a reader of jsonl was never told|twice",
+            plan=plan("jsonl", 0.05),
+        ),
+        broken(
+            "save positions while records are on their way",
+            skip(Kafka, "durable"),
+            said="a reader of kafka has",
+            plan=plan("kafka", 0.05),
+        ),
+    )
 )
-def test_a_broken_sink_is_noticed(
-    break_it: Patch, sink: str, death: float, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    break_it(monkeypatch)
-    notice(break_it, lambda seed: SinkRun.random(seed, plan(sink, death)), told, _SEEDS)
+def test_a_broken_sink_is_noticed(case: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    notice(case, monkeypatch, SinkRun.random, _SEEDS)

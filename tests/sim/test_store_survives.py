@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.contents import table_of
 from tests.seeds import seeds
 from tests.sim import codec
 from tests.sim.client import Client
-from tests.sim.faults import ALL_FAULTS
+from tests.sim.disk import DiskStore
+from tests.sim.faults import ALL_FAULTS, Faults
 from tests.sim.history import Op
+from tests.sim.noticing import Break, broken, cases, instead, notice, skip, swap
 from tests.sim.run import EVERYTHING, Run
-from uprmc.errors import StoreFull
-from uprmc.record import unpack
+from uprmc.engine import flusher as flusher_module
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.fetcher import Fetcher
+from uprmc.engine.flusher import Flush, Flusher
+from uprmc.engine.memory import Evictor, MemoryAccount
+from uprmc.engine.vbucket import Table, VBucket
+from uprmc.engine.write_queue import WriteQueue
+from uprmc.errors import CommandError, StoreError, StoreFull
+from uprmc.kv.conversation import Conversation
+from uprmc.model import SnapshotRange
+from uprmc.record import key_of, pack, seqno_of, unpack
+from uprmc.storage.interface import CommitBatch
 
 pytestmark = pytest.mark.sim
 
@@ -355,3 +369,233 @@ def test_a_seqno_is_reported_as_on_disk_only_when_every_change_below_it_is() -> 
         assert moved in on_disk or codec.seqno_report(op.reply.value).persisted < seqno
     assert commits > 2
     run.finish()
+
+
+# --- judges speak ---------------------------------------------------------------------------------
+
+#: What the judge of promises says.
+_PROMISE = "reported as on disk|observed on disk|was promised|is undone|below the last complete"
+
+#: What a check of the engine's own says: mostly nothing but that it failed.
+_CHECK = r"seed \d+: $|a dirty value"
+
+#: How many seeds a broken rule may hide from; by far most are noticed with the first.
+_SEEDS = 40
+
+
+def _a_little_later(flusher: Any, flush: Flush) -> None:
+    store = flusher._store
+
+    def write() -> None:
+        if not store._medium.closed:
+            store._disk.write(flush.batch)
+
+    store._disk._world.after(0.02, write)
+
+
+def _retire_by_key(whole: Any, vbucket: VBucket, records: list[bytes], *rest: Any) -> None:
+    whole(vbucket, records, *rest)
+    for key in map(key_of, records):
+        current = vbucket.table.get(key)
+        if current is not None:
+            vbucket.queue.retire(seqno_of(current))
+
+
+def _forget_by_key(whole: Any, vbucket: VBucket, records: list[bytes], *rest: Any) -> None:
+    whole(vbucket, records, *rest)
+    for record in records:
+        key = key_of(record)
+        if unpack(record).life and key in vbucket.table:
+            vbucket.table.remove(key)
+
+
+def _keep_the_mark(whole: Any, store: DiskStore, batch: CommitBatch) -> None:
+    if None not in batch.local.values():
+        whole(store, batch)
+
+
+def _take_dirty_values(pager: Evictor, vbucket: VBucket, records: list[bytes]) -> None:
+    for record in records:
+        key = key_of(record)
+        if unpack(record).value is not None and vbucket.table.get(key) is record:
+            vbucket.table.eject(key, record)
+
+
+def _waste_a_seqno(whole: Any, vbucket: VBucket, *given: Any) -> None:
+    try:
+        whole(vbucket, *given)
+    except CommandError:
+        vbucket.high_seqno += 1
+        raise
+
+
+def _keep_what_it_took(whole: Any, table: Table, key: bytes, record: bytes) -> None:
+    whole(table, key, record)
+    table._account.used += 1
+
+
+def _go_on_behind_it(whole: Any, flusher: Flusher, flush: Flush, error: StoreError) -> None:
+    whole(flusher, flush, error)
+    for part in flush.parts:
+        part.cursor.position = part.upto
+
+
+def _bring_in_whatever_was_read(vbucket: VBucket, record: bytes) -> bool:
+    item, present = unpack(record), vbucket.table.get(key_of(record))
+    if present is None or unpack(present).life or not item.value:
+        return False
+    vbucket.table.put(item.key, pack(unpack(present).with_value(item.value)), present)
+    return True
+
+
+def _install_whatever_was_read(fetcher: Any, fetch: Any, place: tuple[int, bytes]) -> bool:
+    vbucket, record = fetcher._vbuckets[place[0]], fetch.found.get(place)
+    return record is None or vbucket.bring_in(record) or True
+
+
+#: What is broken concerns flushes in several commits.
+_NOTHING_AT_ONCE = swap(flusher_module, "SHORT_ITEMS", -1)
+
+_USUAL: dict[str, Any] = {"steps": 2_500, "faults": ALL_FAULTS}
+
+#: Flushes take several commits where much is written; a crash in the middle shows what was said.
+_BUSY: dict[str, Any] = {
+    "steps": 4_000,
+    "faults": Faults(crash_s=0.1),
+    "clients": 10,
+    "quota": 50_000,
+    "weights": {"set": 60, "observe_seqno": 60},
+}
+
+_BREAKS = (
+    broken(
+        "tell the engine that a batch is on disk, and write it a little later",
+        swap(Flusher, "commit", _a_little_later),
+        said=f"{_PROMISE}|is committed after|was known, and got",
+        seed=4,
+    ),
+    broken(
+        "drop the queue's entries of the keys of a commit, whatever version they are",
+        instead(VBucket, "persisted", _retire_by_key),
+        said=f"{_PROMISE}|persisted tombstone|has not happened|are not empty",
+        seed=1,
+    ),
+    broken(
+        "neither refuse writes nor keep the queue when a commit failed",
+        swap(Flusher, "failed", lambda flusher, flush, error: flusher.finish(flush)),
+        said=f"{_PROMISE}|is committed after|is stored with items up to",
+    ),
+    broken(
+        "do not remove the mark of a clean stop at the start",
+        instead(DiskStore, "commit", _keep_the_mark),
+        said="unclean restart|has an old name",
+    ),
+    broken(
+        "take every start for one after a clean stop",
+        instead(
+            Bucket,
+            "restore",
+            lambda whole, bucket, number, header, *, clean: whole(
+                bucket, number, header, clean=True
+            ),
+        ),
+        said="unclean restart|has an old name",
+    ),
+    broken(
+        "eject what is not on disk",
+        swap(Evictor, "_sweep", _take_dirty_values),
+        skip(VBucket, "check"),  # the judges must see it without
+        said="has no value and is not on disk",
+    ),
+    broken(
+        "count a change before it is accepted",
+        instead(VBucket, "_check_store", _waste_a_seqno),
+        said="seqnos rose by|an unclean restart at",
+    ),
+    broken(
+        "begin the CAS counter anew with each process, and look at no clock",
+        skip(MemoryAccount, "tell_time"),
+        skip(Bucket, "leave_lost_cas_behind"),
+        skip(VBucket, "know_cas"),
+        said="CAS .* names",
+    ),
+    broken(
+        "drop a key whose deletion is on disk though it was set again meanwhile",
+        instead(VBucket, "persisted", _forget_by_key),
+        said=rf"nothing explains|two live entries|{_CHECK}",
+        seed=6,
+    ),
+    broken(
+        "answer a flush at once",
+        swap(Flusher, "when_durable", lambda flusher, waiter, patient=True: waiter(True)),
+        said="a flush that was acknowledged is undone",
+    ),
+    broken(
+        "let OBSERVE_SEQNO report what was accepted",
+        swap(Flusher, "durable_seqno", lambda flusher, vbucket: vbucket.high_seqno),
+        said="reported as on disk",
+    ),
+    broken(
+        "let OBSERVE_SEQNO report how far a flush in several commits has come",
+        _NOTHING_AT_ONCE,
+        swap(Flusher, "durable_seqno", lambda flusher, vbucket: vbucket.persisted_seqno),
+        said="reported as on disk",
+        plan=_BUSY,
+    ),
+    broken(
+        "store a range that says that all is there after each of several commits",
+        _NOTHING_AT_ONCE,
+        instead(
+            VBucket,
+            "header",
+            lambda whole, vbucket, high, _: whole(vbucket, high, SnapshotRange(high, high)),
+        ),
+        said="lies below the last complete seqno",
+        plan=_BUSY,
+    ),
+    broken(
+        "send what is newest first",
+        instead(
+            Conversation, "data_to_send", lambda whole, each, budget: whole(each, budget)[::-1]
+        ),
+        said="a reply begins|was passed over|was answered with",
+    ),
+    broken(
+        "do not give back what an ejected value took",
+        instead(Table, "eject", _keep_what_it_took),
+        said="bytes are accounted",
+    ),
+    broken("compare no CAS", skip(VBucket, "_check_cas"), said="nothing explains"),
+    broken("forget locks", skip(VBucket, "_live_lock"), said="nothing explains"),
+    broken(
+        "refuse writes as one should, but go on behind what could not be written",
+        _NOTHING_AT_ONCE,
+        instead(Flusher, "failed", _go_on_behind_it),
+        said=f"{_PROMISE}|is stored with items up to|is committed after",
+        seed=1,
+    ),
+    broken(
+        "give a fetched value to a newer version of its document",
+        swap(VBucket, "bring_in", _bring_in_whatever_was_read),
+        swap(Fetcher, "_install", _install_whatever_was_read),
+        said="nothing explains|CAS .* names",
+    ),
+    broken(
+        "let an overwritten entry stay in the queue",
+        instead(
+            WriteQueue, "put", lambda whole, queue, seqno, record, _: whole(queue, seqno, record, 0)
+        ),
+        skip(WriteQueue, "check"),
+        said="a key comes twice",
+    ),
+)
+
+
+@cases(_BREAKS)
+def test_a_broken_rule_is_noticed(case: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a judge, and by the right one where there is only one who can."""
+
+    def run(seed: int, plan: dict[str, Any] | None) -> None:
+        Run.random(seed, short_lives=True, **(plan or _USUAL))
+
+    notice(case, monkeypatch, run, _SEEDS)

@@ -6,16 +6,39 @@ how to run it again.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from tests.seeds import seeds
 from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.judged import story
-from tests.sim.noticing import happens
+from tests.sim.noticing import Break, Patch, broken, cases, happens, instead, notice, skip, swap
 from tests.sim.upr_consumer import Consumer
+from tests.sim.upr_judges import RequestJudge
 from tests.sim.upr_kinds import BARRED, MOODY, PLAIN, RARE, ROUNDS, SLOW, VERSED, Kind
 from tests.sim.upr_plan import MANAGING, Plan
 from tests.sim.upr_run import UprRun
+from tests.sim.world import WorldClock
+from uprmc.engine import bucket as bucket_module
+from uprmc.engine.bucket import Bucket
+from uprmc.engine.flusher import Flusher
+from uprmc.engine.purge import Compactor
+from uprmc.engine.reading import Leases, Reading
+from uprmc.engine.vbucket import VBucket
+from uprmc.model import VBucketState
+from uprmc.record import seqno_of, unpack
+from uprmc.upr import admission, frames, producer
+from uprmc.upr import feed as feed_module
+from uprmc.upr import stream as stream_module
+from uprmc.upr.barrier import ByCycle, ByVector, RoundPlace
+from uprmc.upr.feed import Feed, Readings, StreamRounds
+from uprmc.upr.hub import Slots
+from uprmc.upr.producer import Producer
+from uprmc.upr.stream import LeaseStream, NotifierStream, Stream
+from uprmc.upr.takeover import TakeoverStream
 
 pytestmark = pytest.mark.sim
 
@@ -103,3 +126,410 @@ def test_the_same_seed_gives_the_same_streams(seed: int) -> None:
     again = UprRun.random(seed).world
     assert again.digest() == story(UprRun, seed).digest
     assert any("has vBucket" in line for line in again.log)
+
+
+# --- judges speak ---------------------------------------------------------------------------------
+
+#: How many seeds a broken rule may hide from; by far most are noticed within the first ten.
+_SEEDS = 150
+
+_WRONG = "comes, .* should|comes, which is not in|comes after|comes outside|stands at|seqnos of a"
+_STUCK = "never come to rest|has not happened"
+
+
+def _forget_the_queue(patch: pytest.MonkeyPatch) -> None:
+    """Call what is on disk the whole, and do not insist that a snapshot has its newest item."""
+    open_, queued, send = Reading.__init__, Reading.queued, Stream._send_items
+
+    def opened(reading: Reading, *given: Any, **more: Any) -> None:
+        open_(reading, *given, **more)
+        reading.end_seqno = reading._handover or reading.end_seqno
+
+    def careless(each: Stream, *given: Any) -> int:
+        try:
+            return send(each, *given)
+        except AssertionError:
+            each.last_seqno = each.snapshot_end
+            each._complete_snapshot(given[0])
+            return 0
+
+    patch.setattr(Reading, "__init__", opened)
+    patch.setattr(
+        Reading, "queued", lambda each, after: iter(()) if each._handover else queued(each, after)
+    )
+    patch.setattr(Stream, "_send_items", careless)
+
+
+def _read_a_newer_commit(whole: Any, reading: Reading, after: int) -> Iterator[bytes]:
+    view = getattr(reading._view, "_view", None)
+    if view is None or after >= reading._handover:
+        return whole(reading, after)
+    newer = view._store.view()
+    try:
+        return iter(list(newer.records_after(reading.vbucket, after)))
+    finally:
+        newer.close()
+
+
+def _without_every_third(whole: Any, reading: Reading, after: int) -> Iterator[bytes]:
+    found = list(whole(reading, after))
+    return (each for place, each in enumerate(found, 1) if place % 3 or place == len(found))
+
+
+def _without_every_fifth(whole: Any, reading: Reading, after: int) -> Iterator[bytes]:
+    for record in whole(reading, after):
+        if seqno_of(record) % 5 or seqno_of(record) == reading.end_seqno:
+            yield record
+
+
+def _then(name: str, value: Any) -> Callable[..., None]:
+    """Return what calls a method, and then sets an attribute of its object."""
+
+    def done(whole: Any, each: Any, *given: Any, **more: Any) -> None:
+        whole(each, *given, **more)
+        setattr(each, name, value)
+
+    return done
+
+
+def _announce(change: Callable[[int, int], tuple[int, int]]) -> Patch:
+    return instead(
+        stream_module,
+        "snapshot_marker",
+        lambda whole, number, opaque, start, end, kind: whole(
+            number, opaque, *change(start, end), kind
+        ),
+    )
+
+
+def _drop_in_silence(whole: Any, flusher: Flusher, vbucket: VBucket, *given: Any) -> None:
+    before = vbucket.purge_seqno
+    whole(flusher, vbucket, *given)
+    vbucket.purge_seqno = before
+
+
+def _drop_a_document(whole: Any, compactor: Compactor, reading: Any) -> None:
+    whole(compactor, reading)
+    for record in reading.view.records_after(reading.vbucket, 0):
+        item = unpack(record)
+        if item.seqno < reading.limit - 1 and (item.key, item.seqno) not in reading.found:
+            reading.found.append((item.key, item.seqno))
+            return
+
+
+class _Uncounted(ByVector):
+    """Cookies that do not count rounds: those that do notice a wrong order themselves."""
+
+    def turn_of(self, vbucket: int) -> None:
+        pass
+
+    def expect(self, late: object) -> None:
+        pass
+
+    def was_late(self, vbucket: int, seqno: int) -> None:
+        pass
+
+
+def _last_first(_: Any, rounds: StreamRounds) -> Stream | None:
+    if rounds._current is None and rounds._ready:
+        rounds.position, rounds._current = rounds._ready.peekitem(-1)
+    return rounds._current
+
+
+def _without_snapshot_ends(whole: Any, feed: Feed, *given: Any) -> None:
+    before, feed._options.snapshot_ends = feed._options.snapshot_ends, False
+    whole(feed, *given)
+    feed._options.snapshot_ends = before
+
+
+def _a_round_early(whole: Any, barriers: ByCycle, highs: Any) -> Any:
+    found = whole(barriers, highs)
+    found.place = RoundPlace(found.place.cycle - 1, found.place.vbucket)
+    return found
+
+
+def _keep_store_views(patch: pytest.MonkeyPatch) -> None:
+    kept: list[object] = []
+
+    def careless(reading: Reading) -> None:
+        kept.append(reading._view)
+        reading._queue_view.close()
+
+    patch.setattr(Reading, "close", careless)
+
+
+def _newest_version_only(whole: Any, vbucket: Any, start: Any, **rest: Any) -> Any:
+    if start.options.known_versions:
+        options = start.options._replace(known_versions=())
+        start = start._replace(request=start.request._replace(uuid=1), options=options)
+    return whole(vbucket, start, **rest)
+
+
+def _served_only(whole: Any, each: Producer, start: Any, asked: Any) -> Any:
+    producer.locate(each._hub.bucket, start.vbucket, asked.request.flags)
+    return whole(each, start, asked)
+
+
+_NO_ROLLBACK = swap(admission, "rollback_point", lambda *_, **__: None)
+_NO_PURGE_SEQNO = instead(
+    admission,
+    "rollback_point",
+    lambda whole, at, held, **more: whole(at, held._replace(purge_seqno=0), **more),
+)
+_NO_JUDGE_OF_ANSWERS = skip(RequestJudge, "answered")
+_NO_COUNTED_ROUNDS = swap(feed_module, "ByCycle", _Uncounted)
+
+_TAKEN_OVER = Plan((PLAIN,), NO_FAULTS, {}, takeovers=True)
+_LEASED = Plan((PLAIN,), NO_FAULTS, {}, leases=True)
+_PURGED = Plan((RARE, RARE), NO_FAULTS, {"compact": 1})
+
+_BREAKS = (
+    # What a reading holds.
+    broken(
+        "leave an item out of the queue's part",
+        instead(Reading, "queued", _without_every_fifth),
+        said=_WRONG,
+    ),
+    broken(
+        "leave a record out of the store's part",
+        instead(Reading, "records", _without_every_third),
+        said=_WRONG,
+    ),
+    broken("call what is on disk the whole", _forget_the_queue, said=_WRONG),
+    broken(
+        "read a newer commit than the one that the queue view was taken with",
+        instead(Reading, "records", _read_a_newer_commit),
+        said=f"{_WRONG}|lacks its newest",
+        seed=1,
+    ),
+    broken(
+        "send a key at both places",
+        instead(Reading, "__init__", _then("newer", frozenset())),
+        said=_WRONG,
+    ),
+    broken(
+        "send deletions without their CAS",
+        swap(stream_module, "new_item_writer", frames.ItemWriter),
+        instead(
+            frames, "_pack_deletion", lambda whole, *values: whole(*values[:5], 0, *values[6:])
+        ),
+        said=_WRONG,
+    ),
+    # Markers.
+    broken(
+        "announce an end that nothing has yet",
+        _announce(lambda start, end: (start, end + 1)),
+        said="is announced, the newest is|is announced in the middle|snapshot end .*, None should",
+    ),
+    broken(
+        "announce an end before the last item",
+        _announce(lambda start, end: (start, max(start, end - 1))),
+        said=f"is announced to one who stands at|is owed|{_WRONG}",
+    ),
+    broken(
+        "go on with a snapshot of its own after a release",
+        instead(Stream, "release", _then("_floor", None)),
+        said="is announced in the middle of",
+        seed=1,
+    ),
+    # Whether a stream may begin.
+    broken("let everybody go on", _NO_ROLLBACK, said="was answered", seed=1),
+    broken(
+        "let everybody go on while no judge looks at answers",
+        _NO_ROLLBACK,
+        _NO_JUDGE_OF_ANSWERS,
+        said="may go on|is announced to|never come to rest",
+        seed=1,
+    ),
+    broken(
+        "let those go on who missed a deletion that is gone",
+        _NO_PURGE_SEQNO,
+        said="was answered",
+        seed=4,
+    ),
+    broken(
+        "never look at what was purged, while no judge looks at answers",
+        _NO_PURGE_SEQNO,
+        _NO_JUDGE_OF_ANSWERS,
+        instead(Stream, "_lacks_deletions", lambda whole, *given: bool(whole(*given) and False)),
+        said="was dropped|may go on|stands at",
+        plan=_PURGED,
+        seed=25,
+    ),
+    broken(
+        "drop deletions without a word of it",
+        instead(Flusher, "drop", _drop_in_silence),
+        said=f"another past|drops deletions|{_WRONG}",
+        plan=_PURGED,
+        seed=9,
+    ),
+    broken(
+        "drop documents, too",
+        instead(Compactor, "read", _drop_a_document),
+        said=f"another past|drops deletions|{_WRONG}",
+        plan=Plan((SLOW, RARE), Faults(stop_s=0.5), {"compact": 1}),
+        seed=3,
+    ),
+    broken(
+        "look at the newest version only, and think it unknown",
+        instead(producer, "admit", _newest_version_only),
+        said="was answered",
+        plan=Plan((VERSED,), Faults(cut_s=0.2), {}),
+    ),
+    broken(
+        "send the failover log oldest first",
+        instead(producer, "encode_failover_log", lambda whole, log: whole(tuple(log)[::-1])),
+        said="was answered",
+    ),
+    # Histories.
+    broken(
+        "record a branch one seqno too high",
+        instead(
+            bucket_module,
+            "branched",
+            lambda whole, log, uuid, seqno, limit: whole(log, uuid, seqno + 1, limit),
+        ),
+        said="made",
+    ),
+    broken(
+        "go on with the old history after a failover",
+        skip(Bucket, "_branch"),
+        said="unclean restart|a failover made",
+    ),
+    broken(
+        "tell no stream that its vBucket began anew or changed its state",
+        skip(VBucket, "interrupt"),
+        said=f"{_WRONG}|newest is|{_STUCK}|holds at its end",
+    ),
+    # Rounds, snapshot ends, barriers.
+    broken(
+        "serve vBuckets from the highest number down",
+        instead(StreamRounds, "next", _last_first),
+        _NO_COUNTED_ROUNDS,
+        said="comes after|begins inside|speaks in the turn",
+    ),
+    broken(
+        "begin the next round without a word",
+        instead(StreamRounds, "finish", lambda whole, rounds: whole(rounds) and None),
+        _NO_COUNTED_ROUNDS,
+        said="begins in round|comes after",
+    ),
+    broken(
+        "leave snapshot ends out",
+        instead(Feed, "snapshot_complete", _without_snapshot_ends),
+        said="is owed",
+    ),
+    broken(
+        "count one item more in a snapshot",
+        instead(
+            Feed, "snapshot_complete", lambda whole, feed, each, items: whole(feed, each, items + 1)
+        ),
+        said="snapshot end .* comes",
+    ),
+    broken(
+        "return barriers one seqno early",
+        swap(ByVector, "_is_behind", staticmethod(lambda each, seqno: each.sent_seqno < seqno - 1)),
+        said="is back, vBucket",
+        seed=42,
+    ),
+    broken(
+        "return barriers a round early",
+        instead(ByCycle, "_goal", _a_round_early),
+        said="is back, vBucket",
+    ),
+    broken(
+        "forget a cookie now and then",
+        instead(
+            ByVector, "reached", lambda whole, each: [one for one in whole(each) if one.opaque % 5]
+        ),
+        said=f"comes, .* should|{_STUCK}",
+        seed=2,
+    ),
+    broken(
+        "return barriers newest first",
+        *(
+            instead(kind, "reached", lambda whole, each: whole(each)[::-1])
+            for kind in (ByVector, ByCycle)
+        ),
+        said="comes, .* should",
+    ),
+    # Waking up, letting go.
+    broken(
+        "let those sleep who wait for a change",
+        swap(VBucket, "tell_waiting", lambda vbucket: setattr(vbucket, "waiting", [])),
+        said=_STUCK,
+    ),
+    broken("give no permit back", skip(Slots, "free"), said=f"{_STUCK}|holds at its end"),
+    broken(
+        "give permits back without a word",
+        swap(Slots, "free", lambda slots, *_: setattr(slots, "used", slots.used - 1)),
+        swap(Readings, "_unpark", lambda _: False),
+        said=_STUCK,
+        seed=2,
+    ),
+    broken(
+        "keep the queue view of a stream that ends",
+        swap(Reading, "close", lambda reading: reading._close_view()),
+        said=f"holds at its end|{_STUCK}",
+    ),
+    broken(
+        "keep the store view of a stream that ends",
+        _keep_store_views,
+        said=f"holds at its end|{_STUCK}",
+    ),
+    broken("stay on a vBucket's list", skip(VBucket, "unwatch"), said="holds at its end"),
+    broken(
+        "send more than the peer takes",
+        swap(Feed, "_window", lambda _: 1 << 40),
+        said="are not acknowledged",
+    ),
+    broken(
+        "never notify",
+        skip(NotifierStream, "changed"),
+        said="notifier never come to rest",
+        plan=Plan((PLAIN,), NO_FAULTS, {}, notifier=True),
+    ),
+    # Leases and takeovers.
+    broken(
+        "read a lease as it is now",
+        swap(LeaseStream, "_take_reading", lambda each, feed: each._lease.read(each.vbucket)),
+        said="is announced for|reads",
+        plan=_LEASED,
+    ),
+    broken(
+        "look at the vBucket before the lease",
+        instead(Producer, "_leased_stream", _served_only),
+        said="a reading of .* is refused",
+        plan=replace(_LEASED, managing={"state": 1, "remove": 1}),
+    ),
+    broken(
+        "measure a lease with a clock that people set",
+        swap(WorldClock, "monotonic", WorldClock.now),
+        said="is gone early|leases never come to rest",
+        plan=replace(_LEASED, faults=Faults(clock_s=0.3)),
+        seed=1,
+    ),
+    broken(
+        "keep leases when the store must grow",
+        skip(Leases, "release_views"),
+        said="has not grown for",
+        plan=replace(_LEASED, faults=Faults(map_full_s=0.2)),
+    ),
+    broken(
+        "do not stop the source before the last items go out",
+        swap(Producer, "_die", lambda each, vbucket, on_disk: on_disk(True)),
+        said="a takeover of|without failover",
+        plan=_TAKEN_OVER,
+    ),
+    broken(
+        "leave the pending state out of a takeover",
+        instead(TakeoverStream, "__init__", _then("_target", VBucketState.ACTIVE)),
+        said="a taker is told",
+        plan=_TAKEN_OVER,
+    ),
+)
+
+
+@cases(_BREAKS)
+def test_a_broken_rule_of_streams_is_noticed(case: Break, monkeypatch: pytest.MonkeyPatch) -> None:
+    notice(case, monkeypatch, UprRun.random, _SEEDS)

@@ -28,8 +28,7 @@ from uprmc.config import Settings
 class UprRun(FaultyRun, Judged[Plan]):
     """See the module docstring."""
 
-    #: How to run a seed again.
-    again = "python -m tests.sim.upr_seeds"
+    simulation = "streams"
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         super().__init__(absences_s=(0.0, 0.1, 0.5))

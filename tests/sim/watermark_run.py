@@ -30,7 +30,7 @@ class WatermarkRun(ReplicaRun):
         judge: of watermarks.
     """
 
-    again = "python -m tests.sim.watermark_seeds"
+    simulation = "watermarks"
 
     plan: WatermarkPlan
 

@@ -98,8 +98,7 @@ class Site:
 class XdcrRun(Judged[Plan]):
     """See the module docstring."""
 
-    #: How to run a seed again.
-    again = "python -m tests.sim.xdcr_seeds"
+    simulation = "xdcr"
 
     def __init__(self, seed: int, plan: Plan | None = None) -> None:
         self.world = World(seed)
