@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uprmc.engine.watermarks.dropped import KEYS_MAX, Dropped, Missed
+from uprmc.engine.watermarks.recent import KEYS_MAX, Dropped, Missed
 
 DROPS = st.lists(st.lists(st.integers(1, 60), min_size=1, unique=True).map(sorted), max_size=6)
 

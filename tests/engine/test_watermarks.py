@@ -11,9 +11,16 @@ from tests.engine.support import Node, settings_of
 from tests.engine.test_compaction import compact, deleted
 from uprmc.config import PurgeSettings, Settings
 from uprmc.engine.tombstones import Amount
-from uprmc.engine.watermarks import document
-from uprmc.engine.watermarks.gathered import GatheredEvents
-from uprmc.engine.watermarks.rows import Kind, Limit, Row, WatermarkReport, limit_of
+from uprmc.engine.watermarks.recent import GatheredEvents
+from uprmc.engine.watermarks.rows import (
+    Kind,
+    Limit,
+    Row,
+    WatermarkReport,
+    decode_rows,
+    encode_rows,
+    limit_of,
+)
 from uprmc.engine.watermarks.table import Outpaced
 from uprmc.errors import (
     CommandError,
@@ -450,7 +457,7 @@ def test_a_registration_is_told_when_it_is_on_disk() -> None:
     node = filled()
     told: list[bool] = []
     report(node, 100)
-    node.bucket.watermarks.storing.when_registered(told.append)
+    node.bucket.watermarks.when_registered(told.append)
     assert told == []
     node.flush()
     assert told == [True]
@@ -472,15 +479,15 @@ def test_a_removed_vbucket_takes_its_rows_along() -> None:
 @pytest.mark.parametrize("damage", [b"\x03", b"\x02short", b"\x01short", b"\x01\x09" + bytes(38)])
 def test_a_damaged_document_is_refused(damage: bytes) -> None:
     with pytest.raises(StoreCorrupt):
-        document.decode(damage)
+        decode_rows(damage)
 
 
 def test_a_document_that_is_cut_off_is_refused() -> None:
-    whole = document.encode([seed_row(b"x", 1, 2)._replace(meta=b"meta")])
+    whole = encode_rows([seed_row(b"x", 1, 2)._replace(meta=b"meta")])
     assert whole is not None
-    assert len(document.decode(whole)) == 1
+    assert len(decode_rows(whole)[0]) == 1
     with pytest.raises(StoreCorrupt):
-        document.decode(whole[:-1])
+        decode_rows(whole[:-1])
 
 
 def test_when_many_clients_expire_in_many_vbuckets_a_part_is_told_at_a_time() -> None:

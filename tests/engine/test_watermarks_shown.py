@@ -14,8 +14,15 @@ from hypothesis import strategies as st
 from tests.engine.support import Node
 from tests.engine.test_watermarks import OWNER, UUID, filled, limit, report, restarted, row
 from uprmc.engine.replica import apply, take_history
-from uprmc.engine.watermarks.rows import Kind, Limit, Row
-from uprmc.engine.watermarks.shown import EARLIER_REPORTS, Shown, newest_within, shown_to
+from uprmc.engine.watermarks.rows import (
+    EARLIER_REPORTS,
+    Kind,
+    Limit,
+    Row,
+    Shown,
+    newest_within,
+    shown_to,
+)
 from uprmc.model import FailoverEntry, Item, SnapshotRange, VBucketState
 
 REPLICA, ACTIVE = VBucketState.REPLICA, VBucketState.ACTIVE

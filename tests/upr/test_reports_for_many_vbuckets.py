@@ -28,7 +28,7 @@ from tests.upr.peer import (
     write,
 )
 from tests.upr.test_watermarks_on_the_wire import BACKUP, XDCR, delete, limit, purge, read, records
-from uprmc.engine.watermarks.storing import RAISED_WRITTEN_S
+from uprmc.engine.watermarks.registry import RAISED_WRITTEN_S
 from uprmc.kv.upr_session import UprSession, answers_to_reports
 from uprmc.model import VBucketState
 from uprmc.protocol.header import RequestFrame

@@ -35,12 +35,11 @@ from uprmc.engine.memory import (
     MemoryAccount,
     SteadyClock,
 )
-from uprmc.engine.purge import Compactor, PurgeLimits, PurgePolicy, Purger
+from uprmc.engine.purge import Compactor, Pinning, PurgeLimits, PurgePolicy, Purger
 from uprmc.engine.reading import ViewGate
 from uprmc.engine.stats import Stats, Timings
 from uprmc.engine.tombstones import Compacted, PurgeRule, shown
 from uprmc.engine.vbucket import Interruption, VBucket
-from uprmc.engine.watermarks.pinning import Pinning
 from uprmc.engine.watermarks.registry import Watermarks
 from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import InvalidArguments, NotMyVBucket, RangeExceeded, TemporaryFailure
@@ -181,7 +180,7 @@ class Bucket:
         self.compactor.on_end = self._compacted
         self.purger = Purger(self.vbuckets, self.compactor, self.purge_policy)
         self.pinning = Pinning(
-            self.active, self.watermarks, self.limits.pinned, settings.purge.max_pinned_bytes
+            self.active, self.watermarks, self.limits, settings.purge.max_pinned_bytes
         )
         self.marks = MetaMarks()
         self.view_holders: list[ViewHolder] = []

@@ -271,7 +271,7 @@ class Node:
             self._tap_driver.stop()
         self.connections.stop()
         yield self.connections.close_all(self._reactor, _FAREWELL_S)
-        self.bucket.watermarks.storing.write_all()
+        self.bucket.watermarks.write_all()
         self.bucket.shut_traffic_out()
         self.upr.release_views()
         try:

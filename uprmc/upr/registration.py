@@ -179,7 +179,7 @@ class Registration:
 
     def when_registered(self, request: RequestFrame, answer: Answer) -> None:
         """Answer a request when all rows of this moment are on disk."""
-        self._watermarks.storing.when_registered(partial(self._registered, request, answer))
+        self._watermarks.when_registered(partial(self._registered, request, answer))
 
     def _hop(self, number: int, asked: ReportExtras) -> VBucket | None:
         """Return the vBucket if it is a replica itself, which another one follows."""

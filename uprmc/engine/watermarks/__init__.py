@@ -4,6 +4,6 @@ A client that registers has a **row** for each vBucket that it follows. Its **wa
 every change up to there is durable at the client. No tombstone above the least watermark is dropped
 for good, so a registered client never misses a deletion.
 
-``rows`` has the rules of one row and of the limit, ``table`` those of one vBucket, ``document`` the
-form on disk, and ``registry`` all tables of a node.
+``rows`` has the rules of one row and of the limit, ``table`` those of one vBucket, ``registry`` all
+tables of a node and when they are written, and ``recent`` what is remembered of what has gone.
 """

@@ -3,36 +3,39 @@
 Job: turn what connections say into changes of rows, have changed rows stored, and tell the purger
 its limit.
 
-Neighbours: `storing` writes rows; `bucket` asks for limits, `warmup` loads what is stored, `upr`
-speaks for connections.
+Neighbours: `bucket` asks for limits, `warmup` loads what is stored, `upr` speaks for connections.
+
+**On disk**: a new row is on disk before it counts as registered; a report may be lost in a crash,
+which only keeps tombstones for longer. So what has only risen is written `RAISED_WRITTEN_S` later,
+and at the latest in the commit that drops tombstones of the vBucket.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
-from uprmc.engine.flusher import Flusher
+from uprmc.engine.flusher import Flusher, Waiter
 from uprmc.engine.memory import SteadyClock
 from uprmc.engine.tombstones import Amount, Record, shown
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.watermarks import document
-from uprmc.engine.watermarks.dropped import Dropped
-from uprmc.engine.watermarks.expired import ExpiredRows
-from uprmc.engine.watermarks.gathered import GatheredEvents
+from uprmc.engine.watermarks.recent import Dropped, GatheredEvents
 from uprmc.engine.watermarks.rows import (
     Limit,
     Row,
+    Shown,
     WatermarkReport,
+    decode_rows,
+    document_name,
+    encode_rows,
     granted_lifetime_s,
     needing,
     pin_of,
 )
-from uprmc.engine.watermarks.shown import Shown
-from uprmc.engine.watermarks.storing import StoredRows
-from uprmc.engine.watermarks.table import MANAGER, Common, Outpaced, WatermarkTable
+from uprmc.engine.watermarks.table import MANAGER, Common, Former, Outpaced, WatermarkTable
 from uprmc.errors import KeyNotFound, NotMyVBucket
 from uprmc.model import VBucketState
 from uprmc.ports import Clock
@@ -40,23 +43,26 @@ from uprmc.protocol.watermarks_many import OneReport
 from uprmc.rollback import VBucketHoldings
 from uprmc.storage.interface import Store
 
+#: Watermarks that have only risen are written this often, in seconds.
+RAISED_WRITTEN_S = 5.0
+
+#: At most this many rows are handed to a commit at a time.
+_ROWS_WRITTEN_AT_ONCE = 1_000
+
+#: At most this many expired rows are remembered, of all vBuckets.
+_FORMER_MAX = 16_384
+
 #: States of vBuckets that are filled from a source: their rows are the source's.
 _FILLED = (VBucketState.REPLICA, VBucketState.PENDING)
 
 
 class Reported(NamedTuple):
-    """What a client is told about its report.
+    """What a client learns of its report."""
 
-    Attributes:
-        purge_seqno, high_seqno: of the vBucket.
-        lifetime_s: the lifetime that was granted.
-        on_disk: whether the row is on disk already; if not, `StoredRows.when_registered` tells.
-    """
-
-    purge_seqno: int
-    high_seqno: int
-    lifetime_s: int
-    on_disk: bool
+    purge_seqno: int  # of the vBucket
+    high_seqno: int  # of the vBucket
+    lifetime_s: int  # what was granted
+    on_disk: bool  # whether the row is; if not, `Watermarks.when_registered` tells
 
 
 class Plain(NamedTuple):
@@ -79,28 +85,31 @@ def held_of(vbucket: VBucket) -> VBucketHoldings:
 
 
 class Watermarks:
-    """The watermark tables of all vBuckets of a node.
-
-    Attributes:
-        expired: number of rows that have expired.
-        outpaced: number of times that a client was sent back because it had missed deletions.
-        missed_deletions: the sum of what they had missed, as far as it is known.
-        storing: writes rows.
-        on_event: called with the name of an event and its fields.
-    """
+    """The watermark tables of all vBuckets of a node."""
 
     def __init__(
         self, flusher: Flusher, clock: Clock, steady: SteadyClock, settings: PurgeSettings
     ) -> None:
         self._flusher = flusher
         self._now = steady.now  # a step of the wall clock ends no lifetime
+        self._monotonic = clock.monotonic
         self._settings = settings
         self._tables: dict[int, WatermarkTable] = {}
         self._dropped = Dropped()
-        self._former = ExpiredRows()
-        self.storing = StoredRows(flusher, clock, self._tables)
         self._gathered = GatheredEvents()
+        # (vBucket, id) of rows that have expired lately, until the node stops.
+        self._former: dict[tuple[int, bytes], Former] = {}
+        # vBuckets whose watermarks have only risen, since when, and those to be written now.
+        self._raised: set[int] = set()
+        self._raised_since = 0.0
+        self._due: list[int] = []
+        # (vBucket, id) of rows that may not be on disk -> the number of their registration.
+        self._lacking: dict[tuple[int, bytes], int] = {}
+        self._registrations = 0
+        # How many rows have expired; how often a client was sent back because it had missed
+        # deletions, and how many of these are known.
         self.expired = self.outpaced = self.missed_deletions = 0
+        # Called with the name of an event and its fields.
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         flusher.on_drop = self._drop
 
@@ -108,19 +117,18 @@ class Watermarks:
         """Date all rows by the wall clock as it is now: each lives as long as it would have."""
         for number, table in self._tables.items():
             if table.redate(step_s):
-                self.storing.write(number)
+                self._write(number)
 
     def load(self, store: Store, number: int) -> None:
         """Read the stored rows of a vBucket; raises `StoreCorrupt`."""
-        stored = store.local(document.name_of(number))
-        rows, incomplete = document.decode(stored), document.is_incomplete(stored)
+        rows, incomplete = decode_rows(store.local(document_name(number)))
         if rows or incomplete:
             self._tables[number] = WatermarkTable(self._settings, rows, incomplete=incomplete)
 
     def forget(self, number: int) -> None:
         """Delete all rows of a vBucket, because it was removed."""
         if self._tables.pop(number, None) is not None:
-            self.storing.write(number)
+            self._write(number)
 
     @property
     def row_count(self) -> int:
@@ -192,7 +200,7 @@ class Watermarks:
             return
         kept = pinned.amount if pinned is not None and pinned.row.id == name else Amount()
         self._tell_expired(vbucket, row, "max_pinned_bytes", kept)
-        self.storing.write(vbucket.id)
+        self._write(vbucket.id)
 
     def tell_all_events(self) -> None:
         """Tell all that has happened to rows, because there will be no other call."""
@@ -201,12 +209,13 @@ class Watermarks:
     def tell_events(self) -> None:
         """Tell what has happened to rows since the last call; call it a few times a second."""
         self._gathered.tell(self.on_event)
-        self.storing.write_due()
+        self._write_due()
 
     def _drop(self, vbucket: VBucket, records: Sequence[Record]) -> None:
         """Take note of tombstones that are being dropped."""
         self._dropped.note(vbucket, records)
-        self.storing.write_before_drop(vbucket.id)
+        if vbucket.id in self._raised:
+            self._write(vbucket.id)  # in the same commit: none may be behind them
 
     def report(self, vbucket: VBucket, report: WatermarkReport, owner: object) -> Reported:
         """Register a client, or take its report.
@@ -224,17 +233,17 @@ class Watermarks:
             new = table.report(report, owner, held, self._now())
         except Outpaced as error:
             self.note_outpaced(vbucket, report.id, report.watermark)
-            error.former = self._former.find(vbucket.id, report.id)
+            error.former = self._former.get((vbucket.id, report.id), Former())
             raise
         self._tables[vbucket.id] = table
-        self._former.forget(vbucket.id, report.id)
+        self._former.pop((vbucket.id, report.id), None)
         if owner is MANAGER:
             self._tell_managed(vbucket, report.id, f"set to {report.watermark}")
-        self.storing.write(vbucket.id)
+        self._write(vbucket.id)
         lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, self._settings)
         if new:
-            self.storing.registered(vbucket.id, report.id)
-        on_disk = (vbucket.id, report.id) not in self.storing.lacking
+            self._registered(vbucket.id, report.id)
+        on_disk = (vbucket.id, report.id) not in self._lacking
         return Reported(held.purge_seqno, held.high_seqno, lifetime_s, on_disk)
 
     def take_plain(
@@ -247,7 +256,7 @@ class Watermarks:
             common: what the reports have in common.
             reports: for many vBuckets.
         """
-        now, tables, unstored = int(self._now()), self._tables, self.storing.lacking
+        now, tables, unstored = int(self._now()), self._tables, self._lacking
         rest, raised, begun = [], [], []
         for each in reports:
             number, watermark, uuid, meta = each
@@ -269,11 +278,11 @@ class Watermarks:
                 begun.append(each)
             else:
                 rest.append(each)
-        self.storing.write_later(raised)
+        self._write_later(raised)
         for each in begun:
-            self._former.forget(each.vbucket, common.name)
-            self.storing.registered(each.vbucket, common.name)
-            self.storing.write(each.vbucket)
+            self._former.pop((each.vbucket, common.name), None)
+            self._registered(each.vbucket, common.name)
+            self._write(each.vbucket)
         return Plain(begun, rest)
 
     # --- replicas -------------------------------------------------------------------------------
@@ -284,7 +293,7 @@ class Watermarks:
         return 0 if table is None else table.changes
 
     def show(self, vbucket: VBucket, name: bytes, reach: int) -> Shown:
-        """Return what the replica of this id is told, see `WatermarkTable.show`."""
+        """Return what the replica of this id gets, see `WatermarkTable.show`."""
         self._expire(vbucket)
         own = self._reach(vbucket)
         reach = reach if own is None else min(reach, own)
@@ -299,7 +308,7 @@ class Watermarks:
         table = WatermarkTable(self._settings, rows, incomplete=incomplete)
         table.changes = self.changes(vbucket.id) + 1
         self._tables[vbucket.id] = table
-        self.storing.write(vbucket.id)
+        self._write(vbucket.id)
 
     def promoted(self, vbucket: VBucket) -> None:
         """Go on with the rows of a vBucket that has become active, see `WatermarkTable`."""
@@ -307,8 +316,8 @@ class Watermarks:
         if table is not None:
             table.promote(held_of(vbucket), self._now())
             for row in table.stored():
-                self.storing.registered(vbucket.id, row.id)
-            self.storing.write(vbucket.id)
+                self._registered(vbucket.id, row.id)
+            self._write(vbucket.id)
 
     def note_outpaced(self, vbucket: VBucket, name: bytes, seqno: int) -> None:
         """Tell that a client which has everything up to `seqno` must begin at zero, and why."""
@@ -329,7 +338,7 @@ class Watermarks:
         row = table.remove(name, owner)
         if owner is MANAGER:
             self._tell_managed(vbucket, name, "removed")
-        self.storing.write(vbucket.id)
+        self._write(vbucket.id)
         return row
 
     def begin_build(self, vbucket: VBucket, name: bytes, floor: int, owner: object) -> None:
@@ -346,9 +355,9 @@ class Watermarks:
         if not table.begin_build(name, floor, vbucket, self._now()):
             return
         if vbucket.purge_seqno:
-            self.storing.write(vbucket.id)
+            self._write(vbucket.id)
         else:
-            self.storing.write_later([vbucket.id])
+            self._write_later([vbucket.id])
 
     def owns(self, number: int, name: bytes, owner: object) -> bool:
         """Tell whether there is such a row of this owner."""
@@ -364,7 +373,12 @@ class Watermarks:
 
     def _tell_expired(self, vbucket: VBucket, row: Row, why: str, kept: Amount) -> None:
         self.expired += 1
-        self._former.note(vbucket.id, row, int(self._now()))
+        now, former = int(self._now()), self._former
+        former.pop((vbucket.id, row.id), None)
+        while len(former) >= _FORMER_MAX:
+            del former[next(iter(former))]
+        expired_at = min(now, row.reported_at + row.lifetime_s) if row.lifetime_s else now
+        former[vbucket.id, row.id] = Former(row.watermark, expired_at)
         who = (str(shown(row.id)), row.kind.name.lower(), why)
         self._gathered.expired(vbucket.id, who, row.watermark, kept)
 
@@ -386,4 +400,60 @@ class Watermarks:
             if pin is not None and pin[0].id == row.id:
                 kept = index.between(pin[0].effective, pin[1])
             self._tell_expired(vbucket, row, "lifetime", kept)
-        self.storing.write(vbucket.id)
+        self._write(vbucket.id)
+
+    # --- on disk --------------------------------------------------------------------------------
+
+    def write_all(self) -> None:
+        """Have all rows that wait written with the next commit."""
+        for number in sorted(self._raised):
+            self._write(number)
+
+    def when_registered(self, done: Waiter) -> None:
+        """Call `done` when all rows of this moment are on disk, ``False`` if that failed."""
+        upto = self._registrations
+
+        def written(ok: bool) -> None:
+            while ok and self._lacking:
+                row, registration = next(iter(self._lacking.items()))
+                if registration > upto:
+                    break
+                del self._lacking[row]
+            done(ok)
+
+        self._flusher.when_durable(written, patient=False)
+
+    def _registered(self, number: int, name: bytes) -> None:
+        """Take note of a new row, which is not on disk."""
+        self._registrations += 1
+        self._lacking.pop((number, name), None)  # the order is that of registrations
+        self._lacking[number, name] = self._registrations
+
+    def _write(self, number: int) -> None:
+        """Have a vBucket's rows written with the next commit."""
+        self._raised.discard(number)
+        self._flusher.keep_local(document_name(number), partial(self._document, number))
+
+    def _document(self, number: int) -> bytes | None:
+        table = self._tables.get(number)
+        if table is None:
+            return None
+        return encode_rows(table.stored(), incomplete=table.incomplete)
+
+    def _write_later(self, numbers: Sequence[int]) -> None:
+        """Have rows written after a while: their watermarks have only risen."""
+        if numbers and not self._raised:
+            self._raised_since = self._monotonic()
+        self._raised.update(numbers)
+
+    def _write_due(self) -> None:
+        """Have rows that have waited for long enough written, some at a time."""
+        now = self._monotonic()
+        if self._raised and now - self._raised_since >= RAISED_WRITTEN_S:
+            self._due, self._raised_since = sorted(self._raised, reverse=True), now
+        rows = 0
+        while self._due and rows < _ROWS_WRITTEN_AT_ONCE:
+            number = self._due.pop()
+            if number in self._raised:
+                rows += len(self._tables.get(number, ()))
+                self._write(number)

@@ -1,4 +1,4 @@
-"""One row of a vBucket's watermarks, and the limit that all rows together set for the purger.
+"""One row of a vBucket's watermarks: its rules, its form on disk, what replicas see of it.
 
 A row is valid only in the history in which it was reported. `judged` shows it as the present
 history sees it, so a row needs no change when a vBucket begins a branch or is reset.
@@ -8,18 +8,30 @@ documents at the end of its first snapshot, so it needs only the deletions above
 of its row. Without floors a builder would block the purger, or be sent back to zero again and again
 (ruling R5).
 
-Rows X10, X16 and X18.
+**Replicas** get no row that is ahead of what they themselves hold. A row says that a client needs
+no deletion up to its watermark. At a replica that holds less, the row would speak of changes that
+may never come: if the replica is promoted they are lost, and their seqnos are given to others,
+which the client needs. So a replica gets the newest value that was reported when the row was not
+ahead yet. If none is remembered, the row is left out, and the replica's table is incomplete: it
+must drop nothing.
+
+Rows X10, X16, X18 and X25.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import struct
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
+from construct import Int8ub, Int16ub, Int32ub, Int64ub
+from construct import Struct as Layout
+
 from uprmc.config import PurgeSettings
-from uprmc.errors import InvalidArguments
-from uprmc.model import FailoverLog
+from uprmc.errors import InvalidArguments, StoreCorrupt
+from uprmc.model import SEQNO_MAX, FailoverLog
+from uprmc.protocol.derive import derive
 from uprmc.protocol.watermarks import ID_MAX_BYTES
 from uprmc.rollback import VBucketHoldings, ends_of_branches
 
@@ -75,19 +87,13 @@ class Row(NamedTuple):
 
 
 class WatermarkReport(NamedTuple):
-    """What a client says of one vBucket.
-
-    Attributes:
-        id, kind, watermark, meta: see `Row`.
-        lifetime_s: the lifetime that the client asks for, 0 = the default of its kind, or `NEVER`.
-        vb_uuid: the history in which the watermark is valid; ``None`` = the present one.
-    """
+    """What a client says of one vBucket; see `Row`."""
 
     id: bytes
     kind: Kind
     watermark: int
-    lifetime_s: int = 0
-    vb_uuid: int | None = None
+    lifetime_s: int = 0  # what the client asks for, 0 = the default of its kind, or `NEVER`
+    vb_uuid: int | None = None  # ``None`` = the present history
     meta: bytes = b""
 
     def check(self) -> None:
@@ -200,3 +206,122 @@ def pin_of(rows: Iterable[Row], upto: int) -> tuple[Row, int] | None:
     first = in_order[0]
     end = min(upto, in_order[1].effective) if in_order[1:] else upto
     return (first, end) if first.effective < end else None
+
+
+# --- what replicas see --------------------------------------------------------------------------
+
+
+#: This many earlier reports of each row are remembered.
+EARLIER_REPORTS = 8
+
+#: Kinds whose rows stay at the node: after a promotion, the new active node gets new rows.
+_LOCAL = frozenset({Kind.REPLICA, Kind.REBALANCE})
+
+
+class Shown(NamedTuple):
+    """What a replica gets."""
+
+    rows: tuple[Row, ...]  # by id, none of them ahead of the replica
+    hidden: int  # number of rows that are left out because they are ahead
+
+
+def goes_to_replicas(row: Row) -> bool:
+    """Tell whether a row is of a kind that replicas get."""
+    return row.kind not in _LOCAL
+
+
+def newest_within(reports: Iterable[Row], reach: int) -> Row | None:
+    """Return the first of some reports, newest first, that is not ahead of `reach`."""
+    return next((row for row in reports if row.effective <= reach), None)
+
+
+def shown_to(reports: Collection[Iterable[Row]], reach: int) -> Shown:
+    """Return what a replica gets that holds everything up to `reach` on its disk.
+
+    Args:
+        reports: of each row, newest first, as the present history sees them.
+        reach: the end of a complete snapshot.
+    """
+    found = [newest_within(row, reach) for row in reports]
+    rows = tuple(row for row in found if row is not None)
+    return Shown(rows, len(found) - len(rows))
+
+
+# --- on disk ------------------------------------------------------------------------------------
+# The local document that keeps the rows of one vBucket over restarts: a version byte, then for each
+# row its numbers, its id and its meta log. All numbers are big-endian. The version is 2 if a
+# replica's table is incomplete.
+
+
+_VERSION = b"\x01"
+_INCOMPLETE = b"\x02"
+
+_NO_FLOOR = SEQNO_MAX
+
+_FIXED = derive(
+    Layout(
+        "kind" / Int8ub,
+        "watermark" / Int64ub,
+        "vb_uuid" / Int64ub,
+        "floor" / Int64ub,
+        "reported_at" / Int64ub,
+        "lifetime_s" / Int32ub,
+        "id_bytes" / Int16ub,
+        "meta_bytes" / Int16ub,
+    )
+)
+
+
+def document_name(vbucket: int) -> bytes:
+    """Return the name of a vBucket's document."""
+    return b"uprmc/watermarks/%d" % vbucket
+
+
+def encode_rows(rows: Iterable[Row], *, incomplete: bool = False) -> bytes | None:
+    """Return the document of these rows, ``None`` if there are none and none are lacking."""
+    pieces = [_encoded(row) for row in rows]
+    if incomplete:
+        return b"".join([_INCOMPLETE, *pieces])
+    return b"".join([_VERSION, *pieces]) if pieces else None
+
+
+def decode_rows(document: bytes | None) -> tuple[list[Row], bool]:
+    """Read it back; also tell whether rows are lacking. Raises `StoreCorrupt`."""
+    if document is None:
+        return [], False
+    if not document.startswith((_VERSION, _INCOMPLETE)):
+        raise StoreCorrupt("stored watermarks are not of version 1 or 2")
+    try:
+        return list(_decoded(document)), document.startswith(_INCOMPLETE)
+    except (struct.error, ValueError):
+        raise StoreCorrupt("stored watermarks cannot be read") from None
+
+
+def _encoded(row: Row) -> bytes:
+    floor = _NO_FLOOR if row.floor is None else row.floor
+    fixed = _FIXED.pack(
+        row.kind,
+        row.watermark,
+        row.vb_uuid,
+        floor,
+        row.reported_at,
+        row.lifetime_s,
+        len(row.id),
+        len(row.meta),
+    )
+    return fixed + row.id + row.meta
+
+
+def _decoded(document: bytes) -> Iterator[Row]:
+    position = len(_VERSION)
+    while position < len(document):
+        fields = _FIXED.unpack_from(document, position)
+        kind, watermark, uuid, floor, reported_at, lifetime_s, id_bytes, meta_bytes = fields
+        middle = position + _FIXED.size + id_bytes
+        name = document[middle - id_bytes : middle]
+        position = middle + meta_bytes
+        if position > len(document):
+            raise ValueError("cut off")
+        known_floor = None if floor == _NO_FLOOR else floor
+        meta = document[middle:position]
+        yield Row(name, Kind(kind), watermark, uuid, known_floor, reported_at, lifetime_s, meta)

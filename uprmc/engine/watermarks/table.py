@@ -15,21 +15,23 @@ from typing import NamedTuple
 
 from uprmc.config import PurgeSettings
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.watermarks.expired import Former
 from uprmc.engine.watermarks.rows import (
+    EARLIER_REPORTS,
     META_MAX_BYTES,
     HasHistory,
     Kind,
     Limit,
     Row,
+    Shown,
     WatermarkReport,
+    goes_to_replicas,
     granted_lifetime_s,
     judged,
     judged_one,
     limit_of,
     needing,
+    shown_to,
 )
-from uprmc.engine.watermarks.shown import EARLIER_REPORTS, Shown, is_told, shown_to
 from uprmc.errors import (
     KeyExists,
     KeyNotFound,
@@ -54,6 +56,13 @@ class Common(NamedTuple):
     owner: object
 
 
+class Former(NamedTuple):
+    """What an expired row had reported, and when it expired (Unix time); 0 = there was none."""
+
+    watermark: int = 0
+    expired_at: int = 0
+
+
 class Outpaced(RollbackRequired):
     """The purger has passed a client that was not registered: it must begin at zero.
 
@@ -69,13 +78,7 @@ class Outpaced(RollbackRequired):
 
 
 class WatermarkTable:
-    """The rows of one vBucket.
-
-    Attributes:
-        owners: by id, for rows whose connection is open.
-        incomplete: whether a replica's source has rows that are not here.
-        changes: rises with each change of a row.
-    """
+    """The rows of one vBucket."""
 
     def __init__(
         self, settings: PurgeSettings, rows: Iterable[Row] = (), *, incomplete: bool = False
@@ -83,11 +86,13 @@ class WatermarkTable:
         self._settings = settings
         self._rows = {row.id: row for row in rows}
         self._earlier: dict[bytes, deque[Row]] = {}
-        #: Id of a replica -> the rows that it was told last, by their ids.
+        # Id of a replica -> the rows that it got last, by their ids.
         self._shown: dict[bytes, dict[bytes, Row]] = {}
+        # By id, for rows whose connection is open.
         self.owners: dict[bytes, object] = {}
+        # A replica's source has rows that are not here.
         self.incomplete = incomplete
-        self.changes = 0
+        self.changes = 0  # of rows
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -112,15 +117,15 @@ class WatermarkTable:
     def limit(self, held: VBucketHoldings, durable_seqno: int, now: float) -> Limit:
         """Return how far the vBucket may be purged."""
         live = [row for row in self._rows.values() if not row.is_expired(now)]
-        told = [row for name in self._shown if name in self._rows for row in self._told(name)]
-        return limit_of(needing([*live, *told], held), held, durable_seqno)
-
-    def _told(self, name: bytes) -> Iterator[Row]:
-        """Return what a replica was told of the rows that are there still.
-
-        Who is promoted has these rows, and must not have been told of a purge above them.
-        """
-        return (row for row in self._shown[name].values() if row.id in self._rows)
+        # A replica that is promoted has the rows that it got, so no purge may go above them.
+        at_replicas = [
+            row
+            for name, rows in self._shown.items()
+            if name in self._rows
+            for row in rows.values()
+            if row.id in self._rows
+        ]
+        return limit_of(needing([*live, *at_replicas], held), held, durable_seqno)
 
     def limit_of_copy(self, held: VBucketHoldings, durable_seqno: int) -> Limit:
         """Return how far a replica may be purged, as far as its own table goes."""
@@ -129,14 +134,14 @@ class WatermarkTable:
         rows = judged(self._rows.values(), held)
         return limit_of(rows, held._replace(purge_seqno=SEQNO_NONE), durable_seqno)
 
-    # --- what replicas are told -----------------------------------------------------------------
+    # --- replicas -------------------------------------------------------------------------------
 
     def show(self, name: bytes, reach: int, held: VBucketHoldings) -> Shown:
-        """Return what the replica of this id is told, which has everything up to `reach`."""
+        """Return what the replica of this id gets, which has everything up to `reach`."""
         before = self._shown.get(name, {})
         known = {entry.uuid for entry in held.failover_log}
-        told = [row for row in self.stored() if is_told(row) and row.vb_uuid in known]
-        reports = [judged(self._reports_of(row, before.get(row.id)), held) for row in told]
+        sent = [row for row in self.stored() if goes_to_replicas(row) and row.vb_uuid in known]
+        reports = [judged(self._reports_of(row, before.get(row.id)), held) for row in sent]
         shown = shown_to(reports, reach)
         if name in self._rows:
             self._shown[name] = {row.id: row for row in shown.rows}
@@ -151,9 +156,9 @@ class WatermarkTable:
     def promote(self, held: VBucketHoldings, now: float) -> None:
         """Go on as the table of an active vBucket: everyone has a fresh lease.
 
-        Nobody may be ahead of where the new history begins. Replicas come anew.
+        None may be ahead of where the new history begins. Replicas register again.
         """
-        rows = judged(filter(is_told, self.stored()), held)
+        rows = judged(filter(goes_to_replicas, self.stored()), held)
         self._rows = {row.id: row._replace(reported_at=int(now)) for row in rows}
         self._earlier.clear()
         self._shown.clear()
@@ -301,7 +306,7 @@ class WatermarkTable:
         """Keep what a row was, for replicas that its next report is ahead of."""
         self.changes += 1
         row = self._rows.get(name)
-        if row is not None and is_told(row):
+        if row is not None and goes_to_replicas(row):
             if name not in self._earlier:
                 self._earlier[name] = deque(maxlen=EARLIER_REPORTS)
             self._earlier[name].appendleft(row)

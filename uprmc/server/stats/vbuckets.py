@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.failover_log import last_complete_seqno
+from uprmc.engine.purge import Client
 from uprmc.engine.tombstones import Amount, shown
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import WarmupStart
-from uprmc.engine.watermarks.pinning import Client
 from uprmc.engine.watermarks.rows import Row
 from uprmc.kv.admin import PERSISTED_CHECKPOINT, last_closed
 from uprmc.kv.services import StatGroup, StatRows
