@@ -16,7 +16,7 @@ import pytest
 
 from tests.documents import TROUBLESHOOTING, names, rows, section
 from tests.spark.page import PAGE, REFERENCE, ROOT, TEXT, blocks
-from tools.spark_options import written
+from tools.reference import spark_options_page
 from uprmc.backup.manifest import FilePart, Manifest, VBucketPart
 from uprmc.columnar import errors, schema
 from uprmc.columnar.error_rows import CODES, ErrorRow
@@ -25,8 +25,11 @@ from uprmc.spark.offsets import BOUNDARIES_MAX, Offset, OffsetPosition
 from uprmc.spark.options import ACCESS, READ, WRITE
 
 
-def test_the_tables_of_options_are_those_of_the_code() -> None:
-    assert written(REFERENCE) == REFERENCE, "run: python -m tools.spark_options"
+def test_the_page_of_options_has_each_with_its_default() -> None:
+    told_of = {row[0]: row[1] for row in rows(spark_options_page())}
+    assert {f"`{each.name}`" for each in (*READ, *WRITE)} <= told_of.keys()
+    assert told_of["`snapshot`"] == "complete"
+    assert told_of["`password`"] == "-"
 
 
 def test_options_in_programs_exist() -> None:
@@ -37,11 +40,7 @@ def test_options_in_programs_exist() -> None:
 
 
 def test_words_that_options_take_are_told() -> None:
-    whole = (
-        section(REFERENCE, "## Options")
-        + section(TEXT, "## Reading")
-        + section(TEXT, "## Rollback")
-    )
+    whole = spark_options_page() + section(TEXT, "## Reading") + section(TEXT, "## Rollback")
     for option, words in {
         "onRollback": ("fail", "rewind", "restart"),
         "snapshot": ("complete", "held", "bounded"),
