@@ -628,12 +628,9 @@ def test_how_far_behind_is_known(script: Script) -> None:
     assert script.link.lag_items == 7
     script.link.tick(12.5)
     (asked,) = only(script.sent(), ALL_SEQNOS)
-    assert script.link.lag_s == pytest.approx(12.5, abs=0.01)
     script.say(marker(0, opaque, 1, 7), mutation(0, opaque, 7, b"a"))
     script.answer(asked, value=struct.pack(">HQ", 0, 7))
     assert script.link.lag_items == 0
-    script.link.tick(12.6)
-    assert script.link.lag_s == pytest.approx(0.1, abs=0.01)
 
 
 def test_the_source_learns_what_is_on_disk_here(pair: Pair) -> None:

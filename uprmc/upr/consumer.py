@@ -80,7 +80,8 @@ class Consumer(Receiver):
             self.silence.heard(now)
         if self.silence.lasts(now, _SILENT_INTERVALS * self.hub.settings.noop_interval_s):
             return Due.HANG_UP
-        self._acknowledge(self.window.tick(now))
+        if done := self.window.tick(now):
+            self._acknowledge(done)
         return Due.NOTHING
 
     def _greet(self) -> None:

@@ -14,7 +14,7 @@ from enum import Enum
 from uprmc.core.form import COMPILED, FORM
 from uprmc.engine.replica import NUMBER_MAX, apply, apply_all, outrank, take_history
 from uprmc.engine.vbucket import Interruption, VBucket
-from uprmc.errors import InvalidArguments, RemoteProtocolError
+from uprmc.errors import InvalidArguments, RangeExceeded, RemoteProtocolError
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, Life, Origin, SnapshotRange
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, DataType, MarkerFlag, Opcode
@@ -145,35 +145,31 @@ class ReplicaStream:
         outrank(self.vbucket, rev_floor)
         self.told_purge_seqno = purge_seqno
 
-    def purged(self, marker: Marker, *, told: bool) -> int:
-        """Return up to where deletions may be missing from a snapshot.
-
-        A source that tells nothing of it may have dropped any deletion from what it reads off its
-        disk. Of that the stream's first counts, however often it is announced: what comes later
-        was changed since it began.
-
-        Args:
-            marker: the snapshot's.
-            told: whether the marker says so itself.
-        """
-        if told or self.told_purge_seqno is not None:
-            return max(marker.purge_seqno, self.told_purge_seqno or 0)
-        if not marker.kind & _DISK or (self._silent_disk and self.whole):
-            return 0
-        self._silent_disk = True
-        return marker.end_seqno
-
-    def announced(self, marker: Marker, purge_seqno: int) -> None:
+    def announce(self, marker: Marker, *, told: bool) -> None:
         """A snapshot begins; it counts from its first item on.
 
-        The first one goes on with what was asked for, whatever its own start says.
+        The first one goes on with what was asked for, whatever its own start says. `told` says
+        whether the marker says up to where deletions may be missing. A source that says nothing of
+        it may have dropped any deletion from what it reads off its disk. Of that the stream's first
+        counts, however often it is announced: what comes later was changed since it began.
+
+        Raises:
+            RangeExceeded: more is purged than there is.
         """
+        purged = 0
+        if told or self.told_purge_seqno is not None:
+            purged = max(marker.purge_seqno, self.told_purge_seqno or 0)
+        elif marker.kind & _DISK and not (self._silent_disk and self.whole):
+            self._silent_disk = True
+            purged = marker.end_seqno
+        if purged > marker.end_seqno:
+            raise RangeExceeded(f"a snapshot to {marker.end_seqno}, purged to {purged}")
         start, floor = marker.start_seqno, self._floor
         if floor is not None:
             start, self._floor = min(start, floor), None
         self.snapshot = SnapshotRange(start, marker.end_seqno)
         self.kind = marker.kind
-        self.purge_seqno = purge_seqno
+        self.purge_seqno = purged
 
     def take(self, item: Item) -> None:
         """Apply a version.

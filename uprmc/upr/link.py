@@ -21,6 +21,7 @@ from typing import Protocol
 
 from uprmc.engine.failover_log import is_deposed, shares_history
 from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.watermarks.rows import Kind, Row
 from uprmc.errors import (
     CommandError,
     KeyNotFound,
@@ -56,17 +57,18 @@ from uprmc.protocol.opcodes import (
 from uprmc.protocol.replication import GET_VERSION_ORIGIN_EXTRAS, GET_VERSION_REPLY_EXTRAS
 from uprmc.protocol.upr import SEQNO_ACKNOWLEDGED_EXTRAS, Marker, decode_term
 from uprmc.protocol.upr_extensions import StreamOptions, encode_stream_options
+from uprmc.protocol.watermarks import HWT_REPLICATE_EXTRAS, WatermarkRecord, decode_records
 from uprmc.record import ABSENT, KIND_AT, LOST, unpack
 from uprmc.remote import features
 from uprmc.remote.cluster_map import map_of
 from uprmc.remote.history import check_presentable
 from uprmc.remote.login import Login, login_in_turns, nonce_of
+from uprmc.remote.registering import Instance, Registering
 from uprmc.remote.stream import StreamFault, judge
 from uprmc.upr.hub import Hub
 from uprmc.upr.intake import ReplicaState, ReplicaStream
 from uprmc.upr.peer import Answer
 from uprmc.upr.receiver import Receiver
-from uprmc.upr.reporting import Reporting, take_table
 
 _TAKEOVER = int(StreamFlag.TAKEOVER)
 
@@ -162,7 +164,12 @@ class ReplicaLink(Receiver):
         #: Whether what is here came from another data directory than the source has now.
         self.is_another = False
         self._now = 0.0
-        self._reporting = Reporting(self, hub.settings.watermarks_interval_s)
+        #: What the source is told of our own rows there.
+        self._rows = Registering(
+            Instance(hub.instance, Kind.REPLICA, meta=hub.tag), hub.settings.watermarks_interval_s
+        )
+        self._look_at = 0.0
+        self._reported: dict[int, tuple[int, FailoverLog]] = {}
         self._left: dict[int, int] = {}  # opaques of streams that were left, and their vBuckets
         self._active: set[int] = set()  # vBuckets that were handed over
         self._lost: set[tuple[int, int]] = set()  # histories that the source seems to have lost
@@ -173,7 +180,6 @@ class ReplicaLink(Receiver):
         self._max_body_bytes = hub.bucket.settings.kv.max_frame_bytes - HEADER_BYTES
         # How far the source is.
         self.source_seqnos: dict[int, int] = {}  # by vBucket, as it said last
-        self._level_at = 0.0  # when nothing was lacking the last time, of all that is streamed
         self._asked_at = -_ASK_EVERY_S
         self._told_at = 0.0
         self._asks_seqnos = self._is_far = False
@@ -229,8 +235,7 @@ class ReplicaLink(Receiver):
             self.granted.add(asked.key)
         if not self._unanswered:
             self.open = True
-            self._level_at = self._now
-            self._reporting.begin(self.granted)
+            self._rows.begin(self.granted)
             if self.owner is not None:
                 self.owner.opened()
 
@@ -252,7 +257,8 @@ class ReplicaLink(Receiver):
             self._run(data)
         except (CommandError, ProtocolError) as error:
             self._fail(str(error))
-        self._settle_input()
+        if self.window.held_back or self.input_full:
+            self._settle_input()
 
     def data_to_send(self, budget: int) -> list[bytes]:
         """See `ports.Session`."""
@@ -263,7 +269,8 @@ class ReplicaLink(Receiver):
                 computing()
             except ProtocolError as error:
                 self._fail(str(error))
-        self.fill(pieces, budget)
+        if self._frames:
+            self.fill(pieces, budget)
         return pieces
 
     def tick(self, now: float) -> None:
@@ -277,11 +284,14 @@ class ReplicaLink(Receiver):
         if self.silence.lasts(now, patience_s):
             self._fail(f"it has said nothing for {patience_s:g} s")
             return
-        self._acknowledge(self.window.tick(now))
-        self._settle_input()
+        if done := self.window.tick(now):
+            self._acknowledge(done)
+        if self.window.held_back or self.input_full:
+            self._settle_input()
         if self.open:
             self._ask_and_tell(now)
-            self._reporting.tick(now)
+            if self._rows.granted:
+                self._report(now)
 
     def buffered(self) -> tuple[int, int]:
         """See `ports.Session`; what waits to be sent is a few requests."""
@@ -300,7 +310,6 @@ class ReplicaLink(Receiver):
         self._chunks, self._held = [], 0
         self.close()
         self._note_far(False)
-        self._reporting.close()
         self._left.clear()
         if owner is not None:
             for number in self._active:
@@ -379,22 +388,20 @@ class ReplicaLink(Receiver):
                 raise RemoteProtocolError(
                     f"a frame {opcode:#04x}: {status_text(refusal.status)} ({body_length} bytes)"
                 )
-            self._take(RequestFrame(opcode, key, extras, value, number, opaque, cas, datatype))
+            handler = _HANDLERS.get(opcode)
+            if handler is None:
+                raise RemoteProtocolError(f"an unexpected frame {opcode:#04x}")
+            request = RequestFrame(opcode, key, extras, value, number, opaque, cas, datatype)
+            try:
+                answer = handler(self, request)
+            except KeyNotFound:
+                self._take_stray(request)
+            except (CommandError, OutOfPlace) as error:
+                raise RemoteProtocolError(f"vBucket {number}: {error}") from None
+            else:
+                if answer is not None:
+                    self.put(encode_response(opcode, opaque=opaque))
         return end - position
-
-    def _take(self, request: RequestFrame) -> None:
-        handler = _HANDLERS.get(request.opcode)
-        if handler is None:
-            raise RemoteProtocolError(f"an unexpected frame {request.opcode:#04x}")
-        try:
-            answer = handler(self, request)
-        except KeyNotFound:
-            self._take_stray(request)
-        except (CommandError, OutOfPlace) as error:
-            raise RemoteProtocolError(f"vBucket {request.vbucket}: {error}") from None
-        else:
-            if answer is not None:
-                self.put(encode_response(request.opcode, opaque=request.opaque))
 
     def _take_stray(self, request: RequestFrame) -> None:
         """Drop a frame of a stream that was left."""
@@ -417,12 +424,21 @@ class ReplicaLink(Receiver):
             raise RemoteProtocolError(str(fault)) from None
 
     def _watermarks(self, request: RequestFrame) -> None:
-        """Take what the source tells of its clients, between two snapshots."""
+        """Take over the source's rows of its clients, between two snapshots."""
         stream = self._reading(request)
         if not stream.whole:
             raise RangeExceeded("watermarks in the middle of a snapshot")
         floors = control.FLOORS in self.granted
-        take_table(request, stream.vbucket, self.hub, floors=floors)
+        vbucket = stream.vbucket
+        purge_seqno, count = HWT_REPLICATE_EXTRAS.unpack(request.extras)
+        uuid = vbucket.failover_log[0].uuid
+        try:
+            rows = [_row_of(each, uuid) for each in decode_records(request.value, floors=floors)]
+        except ValueError as error:
+            raise RemoteProtocolError(str(error)) from None
+        rows = [row for row in rows if row.effective <= vbucket.whole_seqno]
+        incomplete = len(rows) < count
+        self.hub.bucket.limits.learn_table(vbucket, purge_seqno, rows, incomplete=incomplete)
 
     def _tell_version(self, request: RequestFrame, *, again: bool = True) -> None:
         """Answer what the source asks for because its own record of it is damaged."""
@@ -496,9 +512,7 @@ class ReplicaLink(Receiver):
         """Ask for streams; where the vBuckets stand is reported before, all at once."""
         added = [self._added(number, flags) for number in list(numbers)]
         streams = [stream for stream in added if stream is not None]
-        self._reporting.register(
-            each.vbucket for each in streams if not self.waits_for_disk(each.vbucket)
-        )
+        self._register(each.vbucket for each in streams if not self.waits_for_disk(each.vbucket))
         for stream in streams:
             super().request(stream)
 
@@ -523,7 +537,7 @@ class ReplicaLink(Receiver):
     def request(self, stream: ReplicaStream) -> None:
         """Ask for a stream again; where the vBucket stands is reported before."""
         if stream.state is not ReplicaState.DEAD and not self.waits_for_disk(stream.vbucket):
-            self._reporting.register([stream.vbucket])
+            self._register([stream.vbucket])
         super().request(stream)
 
     def waits_for_disk(self, vbucket: VBucket) -> bool:
@@ -690,11 +704,6 @@ class ReplicaLink(Receiver):
             for number, stream in self.streams.items()
         )
 
-    @property
-    def lag_s(self) -> float:
-        """For how long something has been lacking."""
-        return max(0.0, self._now - self._level_at)
-
     def _ask_and_tell(self, now: float) -> None:
         """Ask the source for its seqnos, and tell it what is on disk, as they are due."""
         ask = now - self._asked_at >= _ASK_EVERY_S
@@ -724,10 +733,7 @@ class ReplicaLink(Receiver):
                 self._term_shown(number, term)
         else:
             self.source_seqnos = dict(decode_vbucket_seqnos(reply.value))
-        lag_items = self.lag_items
-        self._note_far(lag_items > _FAR_ITEMS)
-        if not lag_items:
-            self._level_at = self._asked_at
+        self._note_far(self.lag_items > _FAR_ITEMS)
 
     def _term_shown(self, number: int, term: int) -> None:
         """Learn the source's term; one above that of a vBucket that is active here may depose it.
@@ -771,9 +777,63 @@ class ReplicaLink(Receiver):
                     )
                 )
 
+    # --- our rows at the source -----------------------------------------------------------------
+    # A link names a row of its own for each vBucket, before it asks for the stream, and the source
+    # keeps the deletions that the replica lacks while it is away. What is reported is up to where
+    # there are complete snapshots on disk.
+
+    def _register(self, vbuckets: Iterable[VBucket]) -> None:
+        """Name the rows of vBuckets; the requests for their streams follow."""
+        whole_seqno = self.hub.bucket.flusher.whole_seqno
+        places = {}
+        for vbucket in vbuckets:
+            whole = whole_seqno(vbucket) or 0
+            places[vbucket.id] = (whole, vbucket.failover_log[0].uuid if whole else 0)
+            self._reported.pop(vbucket.id, None)
+        self._send_reports(self._rows.register_all(places))
+
+    def _report(self, now: float) -> None:
+        """Report what is due."""
+        if now >= self._look_at:
+            self._look_at = now + self.hub.settings.watermarks_interval_s
+            reading, seen = ReplicaState.READING, self._reported
+            for number, stream in self.streams.items():
+                vbucket = stream.vbucket
+                place = (vbucket.persisted_seqno, vbucket.failover_log)
+                if seen.get(number) == place:
+                    continue  # nothing was lacking, so no more can have come to the disk
+                whole = self.hub.bucket.flusher.whole_seqno(vbucket)
+                if whole and stream.state is reading:
+                    self._rows.reached(number, whole, vbucket.failover_log[0].uuid)
+                    if whole == place[0]:
+                        seen[number] = place
+        if reports := self._rows.due(now):
+            self._send_reports(reports)
+
+    def _send_reports(self, reports: Iterable[RequestFrame]) -> None:
+        for each in reports:
+            self.ask(
+                each.opcode,
+                partial(self._reports_answered, each),
+                vbucket=each.vbucket,
+                extras=each.extras,
+                key=each.key,
+                value=each.value,
+            )
+
+    def _reports_answered(self, asked: RequestFrame, reply: ResponseFrame) -> None:
+        if not self._rows.answered(asked, reply):  # there is more to come
+            again = partial(self._reports_answered, asked)
+            self.questions.expect(reply.opcode, again, reply.opaque)
+
 
 def _ignore(reply: ResponseFrame) -> None:
     """Take an answer that changes nothing."""
+
+
+def _row_of(record: WatermarkRecord, uuid: int) -> Row:
+    name, kind, watermark, reported_at, lifetime_s, meta, floor = record
+    return Row(name, Kind(kind), watermark, uuid, floor or None, reported_at, lifetime_s, meta)
 
 
 def _reason_text(number: int) -> str:

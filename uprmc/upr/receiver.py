@@ -181,8 +181,7 @@ class Receiver:
             answered(reply)
 
     def _acknowledge(self, size: int) -> None:
-        if size:
-            self.put(acknowledgement(size))
+        self.put(acknowledgement(size))
 
     # --- streams begin --------------------------------------------------------------------------
 
@@ -309,8 +308,10 @@ class Receiver:
         if taken:
             self.items += taken
             self.steps += 1
-            self._acknowledge(self.window.processed(end - position))
-            self._answer_marker(stream, stream.vbucket.high_seqno)
+            if done := self.window.processed(end - position):
+                self._acknowledge(done)
+            if stream.kind & _ACK:
+                self._answer_marker(stream, stream.vbucket.high_seqno)
         return end
 
     def stream_of(self, number: int, opaque: int) -> ReplicaStream | None:
@@ -331,7 +332,8 @@ class Receiver:
     def _count(self, request: RequestFrame) -> None:
         self.steps += 1
         body = len(request.extras) + len(request.key) + len(request.value)
-        self._acknowledge(self.window.processed(HEADER_BYTES + body))
+        if done := self.window.processed(HEADER_BYTES + body):
+            self._acknowledge(done)
 
     def _stream_end(self, request: RequestFrame) -> None:
         self._count(request)
@@ -348,10 +350,7 @@ class Receiver:
         except RemoteProtocolError as error:
             raise RangeExceeded(str(error)) from None
         self._check_marker(stream, marker)
-        purged = stream.purged(marker, told=bool(request.value))
-        if purged > marker.end_seqno:
-            raise RangeExceeded(f"a snapshot to {marker.end_seqno}, purged to {purged}")
-        stream.announced(marker, purged)
+        stream.announce(marker, told=bool(request.value))
 
     def _facts(self, request: RequestFrame) -> None:
         stream = self._reading(request)
@@ -376,10 +375,11 @@ class Receiver:
             # Refused alone it would leave a gap that nobody notices.
             raise OutOfPlace(str(error)) from None
         self.items += 1
-        self._answer_marker(stream, item.seqno)
+        if stream.kind & _ACK:
+            self._answer_marker(stream, item.seqno)
 
     def _answer_marker(self, stream: ReplicaStream, seqno: int) -> None:
-        if seqno == stream.snapshot.end and stream.kind & _ACK:
+        if seqno == stream.snapshot.end:
             self.put(encode_response(Opcode.UPR_SNAPSHOT_MARKER, opaque=stream.opaque))
 
     def _flush(self, request: RequestFrame) -> None:
