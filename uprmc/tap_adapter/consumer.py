@@ -1,8 +1,7 @@
 """The consumer's side of TAP: a legacy master pushes its messages into our vBuckets.
 
-Job: carry out what a message asks (`change_of` says what that is), and answer by the
-rules of such consumers: when an ACK is asked for, and whenever a message was refused. The engine
-does the rest in its own words: `engine.replica` takes the versions.
+Job: carry out what a message asks, and answer by the rules of such consumers: when an ACK is asked
+for, and whenever a message was refused. `engine.replica` takes the versions.
 
 Neighbours: a binary session hands the messages of its connection in; `Boundaries` knows which
 snapshot is open; `Pushes` is where all connections are counted.
@@ -29,8 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from enum import Enum
-from typing import NamedTuple
 
 from uprmc.engine.replica import begin_anew, flush_all, outrank, overwrite
 from uprmc.engine.vbucket import VBucket
@@ -63,20 +60,7 @@ from uprmc.protocol.tap import (
 from uprmc.tap_adapter.translate import swapped_flags
 from uprmc.upr.hub import Hub
 
-# --- change ---------------------------------------------------------------------------------------
-# What a TAP message means to its receiver: a table from pushed messages to changes.
-#
-# =============================  ===================================================================
-# MUTATION with a revision       `Action.STORE`: overwrite; CAS, revision, flags, expiration are
-# kept MUTATION without one           the same as a client's set: CAS and revision of this node
-# DELETE with, without           `Action.REMOVE`, likewise; revision 0 counts as 1 FLUSH
-# `Action.FLUSH`: all vBuckets OPAQUE 1                       `Action.RESET`: empty the vBucket, a
-# backfill follows OPAQUE 8                       `Action.END_BACKFILL` OPAQUE 2
-# `Action.FOLLOW_CHECKPOINTS` OPAQUE, any other              `Action.NOTHING` VBUCKET_SET
-# `Action.SET_STATE` CHECKPOINT_START, _END         `Action.OPEN_CHECKPOINT`,
-# `Action.CLOSE_CHECKPOINT` =============================
-# ===================================================================
-#
+# --- versions -------------------------------------------------------------------------------------
 # What a UPR consumer would be told and TAP cannot: seqnos, the name of the history, where snapshots
 # end unless checkpoints are used, that a deletion was an expiry, datatypes.
 #
@@ -84,131 +68,38 @@ from uprmc.upr.hub import Hub
 # `translate` swaps them on the way out.
 
 
-class Action(Enum):
-    """What a message asks of a consumer."""
-
-    STORE = "store"
-    REMOVE = "remove"
-    FLUSH = "flush"
-    RESET = "reset"
-    END_BACKFILL = "end of backfill"
-    FOLLOW_CHECKPOINTS = "follow checkpoints"
-    SET_STATE = "set state"
-    OPEN_CHECKPOINT = "open checkpoint"
-    CLOSE_CHECKPOINT = "close checkpoint"
-    NOTHING = "nothing"
-
-
-class TapChange(NamedTuple):
-    """What a message means."""
-
-    action: Action  # what to do
-    vbucket: int  # where; FLUSH: everywhere
-    # of STORE and REMOVE: the version, whose seqno is still to be given. Without a CAS (0) it gets
-    # one here.
-    item: Item | None = None
-    # of STORE and REMOVE: whether the sender told no revision, so that it is a client's ordinary
-    # set or delete, with CAS and revision of this node.
-    plain: bool = False
-    number: int = 0  # of SET_STATE the `VBucketState`, of the checkpoints their id
-    deleted_rev: int = 0  # of OPEN_CHECKPOINT: the highest revision of a deletion in the vBucket
-
-
 #: Plain numbers: an enum's operations cost a microsecond each.
-_NO_VALUE, _NETWORK_BYTE_ORDER = int(TapFlag.NO_VALUE), int(TapFlag.NETWORK_BYTE_ORDER)
+_ACK, _NO_VALUE = int(TapFlag.ACK), int(TapFlag.NO_VALUE)
+_NETWORK_BYTE_ORDER = int(TapFlag.NETWORK_BYTE_ORDER)
 
-#: nru of a document whose sender tells none, and the highest there is.
+#: nru of a document whose sender says none, and the highest there is.
 _NRU_DEFAULT, _NRU_COLDEST = 2, 3
 
-_STATES = frozenset(VBucketState)
 
-_COMMANDS = {
-    TapOpaque.INITIAL_VBUCKET_STREAM: Action.RESET,
-    TapOpaque.CLOSE_BACKFILL: Action.END_BACKFILL,
-    TapOpaque.ENABLE_CHECKPOINT_SYNC: Action.FOLLOW_CHECKPOINTS,
-}
+def is_plain(message: TapMessage) -> bool:
+    """Tell whether a message names no revision: it is then a client's ordinary set or delete."""
+    return len(message.specific) < TAP_REVISION_SPECIFIC.size
 
 
-def change_of(message: TapMessage) -> TapChange:
-    """Return what a message asks for; whether it may have it is the consumer's business.
+def version_in(message: TapMessage) -> Item:
+    """Return the version that a MUTATION or DELETE brings; its seqno is still to be given.
 
-    Raises:
-        RemoteProtocolError: a state that is none, a checkpoint without an id, a document whose
-            value was left out, or no message of TAP: hang up.
+    CAS, revision, flags and expiration are kept. Without a CAS (0) it gets one here. Revision 0 of
+    a deletion counts as 1.
     """
-    read = _CHANGES.get(message.opcode)
-    if read is None:
-        raise RemoteProtocolError(f"no message of TAP: {message.opcode:#04x}")
-    return read(message)
-
-
-def _store(message: TapMessage) -> TapChange:
-    if message.flags & _NO_VALUE:
-        raise RemoteProtocolError("a document whose value was left out cannot be stored")
-    flags, specific = message.item_flags, message.specific
+    specific, plain = message.specific, is_plain(message)
+    rev = 0 if plain else TAP_REVISION_SPECIFIC.unpack_from(specific)[0]
+    cas = 0 if plain else message.cas
+    if message.opcode == Opcode.TAP_DELETE:
+        gone = 0 if plain else rev or 1
+        return Item(message.key, None, 0, 0, cas, 0, gone, life=Life.DELETED)
+    flags, nru = message.item_flags, _NRU_DEFAULT
     if not message.flags & _NETWORK_BYTE_ORDER:
         flags = swapped_flags(flags)
-    plain = len(specific) < TAP_REVISION_SPECIFIC.size
-    rev = 0 if plain else TAP_REVISION_SPECIFIC.unpack_from(specific)[0]
-    nru = _NRU_DEFAULT
     if len(specific) >= TAP_MUTATION_SPECIFIC.size:
-        _, told = TAP_MUTATION_SPECIFIC.unpack_from(specific)
-        nru = told if told <= _NRU_COLDEST else _NRU_DEFAULT
-    cas = 0 if plain else message.cas
-    item = Item(message.key, message.value, flags, message.expiration, cas, 0, rev, nru=nru)
-    return TapChange(Action.STORE, message.vbucket, item, plain)
-
-
-def _remove(message: TapMessage) -> TapChange:
-    plain = len(message.specific) < TAP_REVISION_SPECIFIC.size
-    rev = 0 if plain else TAP_REVISION_SPECIFIC.unpack_from(message.specific)[0] or 1
-    cas = 0 if plain else message.cas
-    item = Item(message.key, None, 0, 0, cas, 0, rev, life=Life.DELETED)
-    return TapChange(Action.REMOVE, message.vbucket, item, plain)
-
-
-def _flush(message: TapMessage) -> TapChange:
-    return TapChange(Action.FLUSH, message.vbucket)
-
-
-def _opaque(message: TapMessage) -> TapChange:
-    action = Action.NOTHING
-    if len(message.specific) == TAP_WORD_SPECIFIC.size:
-        (command,) = TAP_WORD_SPECIFIC.unpack(message.specific)
-        action = _COMMANDS.get(command, Action.NOTHING)
-    return TapChange(action, message.vbucket)
-
-
-def _set_state(message: TapMessage) -> TapChange:
-    if len(message.specific) != TAP_WORD_SPECIFIC.size:
-        raise RemoteProtocolError(f"a vBucket's state in {len(message.specific)} bytes")
-    (state,) = TAP_WORD_SPECIFIC.unpack(message.specific)
-    if state not in _STATES:
-        raise RemoteProtocolError(f"{state} is no state of a vBucket")
-    return TapChange(Action.SET_STATE, message.vbucket, number=state)
-
-
-def _checkpoint(message: TapMessage) -> TapChange:
-    if len(message.value) != TAP_CHECKPOINT_VALUE.size:
-        raise RemoteProtocolError(f"a checkpoint's id in {len(message.value)} bytes")
-    (checkpoint_id,) = TAP_CHECKPOINT_VALUE.unpack(message.value)
-    if message.opcode == Opcode.TAP_CHECKPOINT_END:
-        return TapChange(Action.CLOSE_CHECKPOINT, message.vbucket, number=checkpoint_id)
-    rev = 0
-    if len(message.specific) == TAP_REVISION_SPECIFIC.size:
-        (rev,) = TAP_REVISION_SPECIFIC.unpack(message.specific)
-    return TapChange(Action.OPEN_CHECKPOINT, message.vbucket, number=checkpoint_id, deleted_rev=rev)
-
-
-_CHANGES: dict[int, Callable[[TapMessage], TapChange]] = {
-    Opcode.TAP_MUTATION: _store,
-    Opcode.TAP_DELETE: _remove,
-    Opcode.TAP_FLUSH: _flush,
-    Opcode.TAP_OPAQUE: _opaque,
-    Opcode.TAP_VBUCKET_SET: _set_state,
-    Opcode.TAP_CHECKPOINT_START: _checkpoint,
-    Opcode.TAP_CHECKPOINT_END: _checkpoint,
-}
+        _, named = TAP_MUTATION_SPECIFIC.unpack_from(specific)
+        nru = named if named <= _NRU_COLDEST else _NRU_DEFAULT
+    return Item(message.key, message.value, flags, message.expiration, cas, 0, rev, nru=nru)
 
 
 # --- push boundaries ------------------------------------------------------------------------------
@@ -218,14 +109,12 @@ _CHANGES: dict[int, Callable[[TapMessage], TapChange]] = {
 # no state that the master had, so nobody who follows our copy by UPR may be shown it: the vBucket
 # is "receiving" (`VBucket.receiving`) from the first such version until a boundary comes.
 #
-# ======================== =========================================================================
-# message what it says of a snapshot that is open ========================
-# ========================================================================= OPAQUE 8 the backfill is
-# whole CHECKPOINT_START, id > 0  the backfill is whole; so is a checkpoint of a lower id that was
-# opened here. The same id again says nothing: it is sent once more from its start CHECKPOINT_END
-# the checkpoint is whole VBUCKET_SET active        whole, unless a backfill is going on: in a
-# takeover it is the last message ========================
-# =========================================================================
+# OPAQUE 8                  the backfill is whole
+# CHECKPOINT_START, id > 0  the backfill is whole; so is a checkpoint of a lower id that was opened
+#                           here. The same id again says nothing: it is sent again from its start
+# CHECKPOINT_END            the checkpoint is whole
+# VBUCKET_SET active        whole, unless a backfill is going on: in a takeover it is the last
+#                           message
 #
 # A master that follows no checkpoints (no OPAQUE 2) and is in no backfill says nothing of this
 # kind. Its order is that of its own queue, so every version is a boundary as good as any; also its
@@ -432,9 +321,6 @@ class Pushes:
 
 _ACTIVE = VBucketState.ACTIVE
 
-#: Plain numbers: an enum takes a microsecond for each operation.
-_ACK, _NO_VALUE = int(TapFlag.ACK), int(TapFlag.NO_VALUE)
-
 _STATUSES: dict[type[CommandError], Status] = {
     InvalidArguments: Status.INVALID_ARGUMENTS,
     Locked: Status.TEMPORARY_FAILURE,
@@ -452,19 +338,7 @@ def _no_map() -> bytes:
 
 
 class TapConsumer:
-    """Carries out the messages of one master.
-
-    One for each connection that pushes.
-
-    Attributes:
-        name: for statistics.
-        counters: messages so far, as ep-engine counts them.
-        nacks: messages that were answered with an error.
-        acks: messages that were answered with success.
-        last_refusal: why the last message was refused, ``""`` while none was.
-        understands_nacks: whether the master has said (OPAQUE 0) that it asks for ACKs and knows
-            what to do with errors. They are answered in any case.
-    """
+    """Carries out the messages of one master; one for each connection that pushes."""
 
     def __init__(
         self,
@@ -479,10 +353,12 @@ class TapConsumer:
             pushes: where the connection is listed; close it, then.
             cluster_map: returns what stands in the answer 0x07.
         """
-        self.name = "push"
+        self.name = "push"  # for statistics
         self.counters = PushCounters()
-        self.nacks = self.acks = 0
-        self.last_refusal = ""
+        self.nacks = self.acks = 0  # messages that were answered with an error, or success
+        self.last_refusal = ""  # why the last message was refused, "" while none was
+        #: The master has said (OPAQUE 0) that it asks for ACKs and knows what to do with errors.
+        #: They are answered in any case.
         self.understands_nacks = False
         self._hub = hub
         self._bucket = hub.bucket
@@ -562,30 +438,22 @@ class TapConsumer:
             raise TemporaryFailure("not serving")
         if message.flags & _NO_VALUE and message.opcode == Opcode.TAP_MUTATION:
             raise InvalidArguments("a document without its value")
-        try:
-            change = change_of(message)
-        except RemoteProtocolError as error:
-            raise OutOfPlace(str(error)) from None
-        if change.action is Action.NOTHING:
-            self._hear(message)
-        else:
-            _ACTIONS[change.action](self, change)
+        _ACTIONS[message.opcode](self, message)
 
     # --- versions -------------------------------------------------------------------------------
 
-    def _overwrite(self, change: TapChange) -> None:
-        version = change.item
-        assert version is not None
+    def _overwrite(self, message: TapMessage) -> None:
+        version = version_in(message)
         if not 0 < len(version.key) <= KEY_MAX_BYTES:
             raise InvalidArguments(f"a key of {len(version.key)} bytes")
         if version.value is not None and len(version.value) > self._max_value_bytes:
             raise TooLarge(version.key)
-        vbucket = self._vbucket(change.vbucket)
+        vbucket = self._vbucket(message.vbucket)
         boundaries = self._boundaries
         if vbucket.state == _ACTIVE and self._fills_by_checkpoints(vbucket.id):
             raise NotMyVBucket("it is active, and this is a backfill")
-        inside = boundaries.is_inside(vbucket.id)
-        overwrite(self._bucket, vbucket, version, plain=change.plain, within_snapshot=inside)
+        inside, plain = boundaries.is_inside(vbucket.id), is_plain(message)
+        overwrite(self._bucket, vbucket, version, plain=plain, within_snapshot=inside)
 
     def _fills_by_checkpoints(self, number: int) -> bool:
         boundaries = self._boundaries
@@ -604,46 +472,59 @@ class TapConsumer:
 
     # --- beginnings and ends --------------------------------------------------------------------
 
-    def _flush(self, change: TapChange) -> None:
+    def _flush(self, message: TapMessage) -> None:
         """Empty everything, as a client's flush_all: what follows another node gets it again."""
         flush_all(self._bucket)
 
-    def _reset(self, change: TapChange) -> None:
-        vbucket = self._vbucket(change.vbucket)
-        self._boundaries.begin_backfill(vbucket.id)
-        begin_anew(self._bucket, vbucket)
+    def _opaque(self, message: TapMessage) -> None:
+        number, code = message.vbucket, -1
+        if len(message.specific) == TAP_WORD_SPECIFIC.size:
+            (code,) = TAP_WORD_SPECIFIC.unpack(message.specific)
+        if code == TapOpaque.INITIAL_VBUCKET_STREAM:  # empty it, a backfill follows
+            vbucket = self._vbucket(number)
+            self._boundaries.begin_backfill(vbucket.id)
+            begin_anew(self._bucket, vbucket)
+        elif code == TapOpaque.CLOSE_BACKFILL:
+            found = self._bucket.vbuckets.get(number)
+            if found is not None and self._boundaries.end_backfill(number):
+                self._complete(found)
+        elif code == TapOpaque.ENABLE_CHECKPOINT_SYNC:
+            self._boundaries.follows_checkpoints = True
+        elif code == TapOpaque.ENABLE_AUTO_NACK:
+            self.understands_nacks = True
+        elif code not in _KNOWN_OPAQUES:
+            self.counters.num_unknown += 1
 
-    def _end_backfill(self, change: TapChange) -> None:
-        vbucket = self._bucket.vbuckets.get(change.vbucket)
-        if vbucket is not None and self._boundaries.end_backfill(vbucket.id):
-            self._complete(vbucket)
-
-    def _follow_checkpoints(self, change: TapChange) -> None:
-        self._boundaries.follows_checkpoints = True
-
-    def _set_state(self, change: TapChange) -> None:
-        number, state = change.vbucket, VBucketState(change.number)
+    def _set_state(self, message: TapMessage) -> None:
+        number, specific = message.vbucket, message.specific
+        if len(specific) != TAP_WORD_SPECIFIC.size:
+            raise OutOfPlace(f"a vBucket's state in {len(specific)} bytes")
+        (state,) = TAP_WORD_SPECIFIC.unpack(specific)
+        if state not in _STATES:
+            raise OutOfPlace(f"{state} is no state of a vBucket")
         self._check_unfilled(number)
         vbucket = self._bucket.vbuckets.get(number)
         if state == _ACTIVE and vbucket is not None and self._boundaries.promote(number):
             vbucket.complete_snapshot()
-        self._bucket.set_state(number, state)
+        self._bucket.set_state(number, VBucketState(state))
 
-    def _open_checkpoint(self, change: TapChange) -> None:
-        vbucket = self._vbucket(change.vbucket)
+    def _open_checkpoint(self, message: TapMessage) -> None:
+        checkpoint_id, rev = _checkpoint_id(message), 0
+        if len(message.specific) == TAP_REVISION_SPECIFIC.size:
+            (rev,) = TAP_REVISION_SPECIFIC.unpack(message.specific)
+        vbucket = self._vbucket(message.vbucket)
         if vbucket.state == _ACTIVE:
             return
-        outrank(vbucket, change.deleted_rev)
+        outrank(vbucket, rev)
         before = self._boundaries.open_checkpoint(vbucket.id)
-        if self._boundaries.start(vbucket.id, change.number):
+        if self._boundaries.start(vbucket.id, checkpoint_id):
             self._complete(vbucket, before)
 
-    def _close_checkpoint(self, change: TapChange) -> None:
-        vbucket = self._vbucket(change.vbucket)
-        if vbucket.state == _ACTIVE:
-            return
-        if self._boundaries.end(vbucket.id, change.number):
-            self._complete(vbucket, change.number)
+    def _close_checkpoint(self, message: TapMessage) -> None:
+        checkpoint_id = _checkpoint_id(message)
+        vbucket = self._vbucket(message.vbucket)
+        if vbucket.state != _ACTIVE and self._boundaries.end(vbucket.id, checkpoint_id):
+            self._complete(vbucket, checkpoint_id)
 
     def _complete(self, vbucket: VBucket, checkpoint_id: int | None = None) -> None:
         if self._hub.is_filled(vbucket.id):
@@ -652,27 +533,22 @@ class TapConsumer:
         if checkpoint_id:
             self._pushes.checkpoint_closed(vbucket, checkpoint_id)
 
-    def _hear(self, message: TapMessage) -> None:
-        """Take note of an OPAQUE that changes nothing."""
-        code = -1
-        if len(message.specific) == TAP_WORD_SPECIFIC.size:
-            (code,) = TAP_WORD_SPECIFIC.unpack(message.specific)
-        if code == TapOpaque.ENABLE_AUTO_NACK:
-            self.understands_nacks = True
-        elif code not in _KNOWN_OPAQUES:
-            self.counters.num_unknown += 1
+
+def _checkpoint_id(message: TapMessage) -> int:
+    if len(message.value) != TAP_CHECKPOINT_VALUE.size:
+        raise OutOfPlace(f"a checkpoint's id in {len(message.value)} bytes")
+    return int(TAP_CHECKPOINT_VALUE.unpack(message.value)[0])
 
 
+_STATES = frozenset(VBucketState)
 _KNOWN_OPAQUES = frozenset({*TapOpaque, 5, 6})
 
-_ACTIONS: dict[Action, Callable[[TapConsumer, TapChange], None]] = {
-    Action.STORE: TapConsumer._overwrite,
-    Action.REMOVE: TapConsumer._overwrite,
-    Action.FLUSH: TapConsumer._flush,
-    Action.RESET: TapConsumer._reset,
-    Action.END_BACKFILL: TapConsumer._end_backfill,
-    Action.FOLLOW_CHECKPOINTS: TapConsumer._follow_checkpoints,
-    Action.SET_STATE: TapConsumer._set_state,
-    Action.OPEN_CHECKPOINT: TapConsumer._open_checkpoint,
-    Action.CLOSE_CHECKPOINT: TapConsumer._close_checkpoint,
+_ACTIONS: dict[int, Callable[[TapConsumer, TapMessage], None]] = {
+    Opcode.TAP_MUTATION: TapConsumer._overwrite,
+    Opcode.TAP_DELETE: TapConsumer._overwrite,
+    Opcode.TAP_FLUSH: TapConsumer._flush,
+    Opcode.TAP_OPAQUE: TapConsumer._opaque,
+    Opcode.TAP_VBUCKET_SET: TapConsumer._set_state,
+    Opcode.TAP_CHECKPOINT_START: TapConsumer._open_checkpoint,
+    Opcode.TAP_CHECKPOINT_END: TapConsumer._close_checkpoint,
 }

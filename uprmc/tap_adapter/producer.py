@@ -29,15 +29,6 @@ from uprmc.tap_adapter.window import TapControl, TapRefused
 # What ``stats tap`` shows of one producer, by the names that ep-engine gave and tools read.
 
 
-class TapCounts(NamedTuple):
-    """What a producer counts by itself."""
-
-    nacks: int = 0  # negative acknowledgements
-    noops: int = 0  # keep-alives sent
-    strange_answers: int = 0  # those to nothing that was asked
-    sent_bytes: int = 0  # of messages
-
-
 class TapStatistics(NamedTuple):
     """Numbers of one producer."""
 
@@ -55,7 +46,10 @@ class TapStatistics(NamedTuple):
     backfills: int  # vBuckets whose backfill is not acknowledged whole
     backfill_remaining: int  # seqnos between where these are and where they stood at TAP_CONNECT
     corrections: int  # vBuckets whose items are being corrected
-    counts: TapCounts  # see `TapCounts`
+    nacks: int  # negative acknowledgements
+    noops: int  # keep-alives sent
+    strange_answers: int  # those to nothing that was asked
+    sent_bytes: int  # of messages
 
     def rows(self) -> list[tuple[str, str]]:
         """Return name and text of each, without the prefix ``eq_tapq:NAME:``."""
@@ -70,7 +64,7 @@ class TapStatistics(NamedTuple):
             ("vb_filter", "{ " + ",".join(map(str, self.vbuckets)) + " }"),
             ("rec_fetched", str(self.messages)),
             ("queue_drain", str(self.items)),
-            ("queue_backoff", str(self.counts.nacks)),
+            ("queue_backoff", str(self.nacks)),
             ("queue_backfillremaining", str(self.backfill_remaining)),
             ("total_backlog_size", str(self.backfill_remaining)),
             ("qlen", str(self.backfill_remaining)),
@@ -81,51 +75,19 @@ class TapStatistics(NamedTuple):
             ("seqno_ack_requested", str(self.acks_asked)),
             ("ack_log_size", str(self.unacked)),
             ("ack_window_full", _yes(self.window_full)),
-            ("num_tap_nack", str(self.counts.nacks)),
-            ("total_noops", str(self.counts.noops)),
+            ("num_tap_nack", str(self.nacks)),
+            ("total_noops", str(self.noops)),
             ("paused", "1" if self.paused else "0"),
             ("suspended", _yes(self.paused)),
             ("idle", _yes(not self.unacked and not self.backfills)),
-            ("total_bytes_sent", str(self.counts.sent_bytes)),
-            ("strange_answers", str(self.counts.strange_answers)),
+            ("total_bytes_sent", str(self.sent_bytes)),
+            ("strange_answers", str(self.strange_answers)),
             ("corrections", str(self.corrections)),
         ]
 
 
 def _yes(value: bool) -> str:
     return "true" if value else "false"
-
-
-def statistics_of(
-    conversation: TapConversation, counts: TapCounts, *, paused: bool
-) -> TapStatistics:
-    """Return the numbers of a producer."""
-    send_queue = conversation.send_queue
-    window = send_queue.window
-    streams = conversation.streams
-    backfills = [stream for stream in streams.values() if stream.backfilling]
-    remaining = sum(
-        max(0, stream.standing_seqno - stream.position)
-        for stream in streams.values()
-        if stream.phase is not Phase.ENDED
-    )
-    return TapStatistics(
-        conversation.known.flags,
-        conversation.known.registered,
-        tuple(sorted(streams)),
-        send_queue.messages,
-        send_queue.items,
-        window.sent - window.acked,
-        window.sent,
-        window.acked,
-        send_queue.acks_asked,
-        send_queue.is_full,
-        paused,
-        len(backfills),
-        remaining,
-        len(conversation.corrections),
-        counts,
-    )
 
 
 # --- batch ----------------------------------------------------------------------------------------
@@ -332,9 +294,33 @@ class TapProducer:
 
     def statistics(self) -> TapStatistics:
         """Return what statistics show of it."""
-        counts = TapCounts(self._nacks, self._noops, self._strange_answers, self._sent_bytes)
-        asleep = self._asleep_until is not None
-        return statistics_of(self._conversation, counts, paused=asleep)
+        conversation = self._conversation
+        send_queue, streams = conversation.send_queue, conversation.streams
+        window = send_queue.window
+        return TapStatistics(
+            flags=conversation.known.flags,
+            registered=conversation.known.registered,
+            vbuckets=tuple(sorted(streams)),
+            messages=send_queue.messages,
+            items=send_queue.items,
+            unacked=window.sent - window.acked,
+            sent_sequence=window.sent,
+            acked_sequence=window.acked,
+            acks_asked=send_queue.acks_asked,
+            window_full=send_queue.is_full,
+            paused=self._asleep_until is not None,
+            backfills=sum(stream.backfilling for stream in streams.values()),
+            backfill_remaining=sum(
+                max(0, stream.standing_seqno - stream.position)
+                for stream in streams.values()
+                if stream.phase is not Phase.ENDED
+            ),
+            corrections=len(conversation.corrections),
+            nacks=self._nacks,
+            noops=self._noops,
+            strange_answers=self._strange_answers,
+            sent_bytes=self._sent_bytes,
+        )
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -546,11 +532,11 @@ def client_rows(known: TapName, unix_minus_monotonic_s: float) -> list[Row]:
     rows = [("reconnects", str(known.reconnects))]
     if not isinstance(producer, TapProducer):
         away = [("type", "producer"), ("connected", "false"), ("pending_disconnect", "false")]
-        return [*away, ("reserved", _word(known.registered)), *rows]
+        return [*away, ("reserved", _yes(known.registered)), *rows]
     return [
         ("created", str(int(known.created_at + unix_minus_monotonic_s))),
-        ("connected", _word(not producer.closed)),
-        ("pending_disconnect", _word(bool(producer.closed))),
+        ("connected", _yes(not producer.closed)),
+        ("pending_disconnect", _yes(bool(producer.closed))),
         *rows,
         *producer.statistics().rows(),
     ]
@@ -562,7 +548,3 @@ def all_clients(names: Names, unix_minus_monotonic_s: float) -> Iterator[Row]:
         prefix = prefix_of(known.name)
         for name, text in client_rows(known, unix_minus_monotonic_s):
             yield prefix + name, text
-
-
-def _word(value: bool) -> str:
-    return "true" if value else "false"

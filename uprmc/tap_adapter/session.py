@@ -81,8 +81,8 @@ class Past:
         found = producer.statistics()
         self.messages += found.messages
         self.items += found.items
-        self.nacks += found.counts.nacks
-        self.sent_bytes += found.counts.sent_bytes
+        self.nacks += found.nacks
+        self.sent_bytes += found.sent_bytes
 
 
 class TapRegistry:

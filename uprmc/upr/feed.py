@@ -25,7 +25,7 @@ from sortedcontainers import SortedDict
 
 from uprmc.engine.reading import Reading, needs_disk
 from uprmc.errors import StoreError, TemporaryFailure
-from uprmc.protocol.header import encode_request
+from uprmc.protocol.header import RequestFrame, encode_request
 from uprmc.protocol.opcodes import EndReason, Opcode
 from uprmc.protocol.upr import STREAM_END_EXTRAS
 from uprmc.protocol.upr_extensions import (
@@ -303,7 +303,26 @@ class Readings:
 class Feed:
     """The sending half of one connection."""
 
-    def __init__(self, hub: Hub, options: UprOptions, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        hub: Hub,
+        options: UprOptions,
+        opening: RequestFrame,
+        wake: Callable[[], None],
+        *,
+        modern: bool,
+        after_snapshot: Callable[[Stream], bytes | None],
+    ) -> None:
+        """Begin without streams.
+
+        Args:
+            hub: the node's.
+            options: what CONTROL has set so far.
+            opening: the OPEN.
+            wake: called when there is something to send.
+            modern: whether the peer knows the newer reasons for a stream's end.
+            after_snapshot: returns what to send after a snapshot of a stream, ``None`` = nothing.
+        """
         self.streams: dict[int, Stream] = {}
         #: The last one of each vBucket that has none now, for statistics; oldest first.
         self.ended_streams: dict[int, Stream] = {}
@@ -314,10 +333,9 @@ class Feed:
         self.bytes_sent = self.frames_sent = 0  # of all kinds
         self.last_sent_at = 0.0  # Unix time
         self.drained = False  # the last `fill` has left nothing: `wake` is called before there is
-        self.modern = False  # the peer knows the newer reasons for a stream's end
-        self.open_opaque = 0  # of the OPEN, for frames that belong to no stream
-        #: Returns what to send after a snapshot of a stream, ``None`` = nothing.
-        self.after_snapshot: Callable[[Stream], bytes | None] | None = None
+        self._modern = modern
+        self._open_opaque = opening.opaque  # for frames that belong to no stream
+        self._after_snapshot = after_snapshot
         self._hub = hub
         self._options = options
         self._wake = wake
@@ -455,7 +473,7 @@ class Feed:
             self._wake()
 
     def _follow_up(self, stream: Stream) -> None:
-        frame = None if self.after_snapshot is None else self.after_snapshot(stream)
+        frame = self._after_snapshot(stream)
         if frame is not None:
             self._followed_up += _LOOK_BYTES + len(frame)
             self._frames.append((stream, frame))
@@ -463,7 +481,7 @@ class Feed:
     def ended(self, stream: Stream, reason: EndReason) -> None:
         """Forget a stream, and tell the peer."""
         self._forget(stream)
-        known = self.modern or reason in _OLD_REASONS
+        known = self._modern or reason in _OLD_REASONS
         self.tell_end(stream, reason if known else EndReason.STATE_CHANGED)
         self._wake()
 
@@ -647,7 +665,7 @@ class Feed:
         if ended.visited:
             visited, skipped = len(ended.visited), len(self.streams.keys() - ended.visited)
             extras = ROUND_COMPLETE_EXTRAS.pack(ended.cycle & 0xFFFFFFFF, visited, skipped)
-            frame = encode_request(Opcode.ROUND_COMPLETE, extras=extras, opaque=self.open_opaque)
+            frame = encode_request(Opcode.ROUND_COMPLETE, extras=extras, opaque=self._open_opaque)
             self._frames.append((None, frame))
         return True
 

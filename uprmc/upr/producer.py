@@ -93,17 +93,21 @@ class Producer:
         self.flags = flags
         self.negotiated = negotiated
         self.options = UprOptions(terms=negotiated.terms, origins=negotiated.origins)
-        self.feed = Feed(hub, self.options, wake)
-        self.feed.modern = negotiated.greeted
-        self.feed.open_opaque = opening.opaque
-        self.acked_bytes = 0  # in all
-        self.keepalive = KeepAlive(hub.settings.noop_interval_s)
-        self.created_at = hub.bucket.clock.now()  # Unix time
         #: The rows that it speaks for.
         self.registration = Registration(
             hub.bucket, self._send, self.options, hub.settings.watermarks_interval_s
         )
-        self.feed.after_snapshot = self.registration.tables.frame
+        self.feed = Feed(
+            hub,
+            self.options,
+            opening,
+            wake,
+            modern=negotiated.greeted,
+            after_snapshot=self.registration.tables.frame,
+        )
+        self.acked_bytes = 0  # in all
+        self.keepalive = KeepAlive(hub.settings.noop_interval_s)
+        self.created_at = hub.bucket.clock.now()  # Unix time
         self._connected: ConnectedRows | None = None
         if hub.settings.register == "connected":
             self._connected = ConnectedRows(self.registration, self.feed, self.name)

@@ -415,7 +415,7 @@ def _load(node: Node, known: TapName) -> Load:
         1,
         found.messages,
         found.items,
-        found.counts.nacks,
+        found.nacks,
         backlog(upstream) if isinstance(upstream, Producer) else 0,
         found.backfill_remaining,
         found.backfills,
