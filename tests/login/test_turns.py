@@ -17,7 +17,7 @@ from uprmc.login.scram import ITERATIONS_MAX, TURN_ITERATIONS
 from uprmc.ports import Session
 from uprmc.remote.login import login_in_turns
 from uprmc.upr.link import ReplicaLink
-from uprmc.xdcr.node_session import TargetSession
+from uprmc.xdcr.target import TargetSession
 
 ANN = Credentials("ann", "pencil")
 HELLO, LIST, AUTH, STEP = 0x1F, 0x20, 0x21, 0x22

@@ -23,14 +23,12 @@ from tests.sim.xdcr_plan import TOPOLOGIES, Plan, Route, routes
 from tests.sim.xdcr_run import XdcrRun
 from uprmc.model import SEQNO_MAX
 from uprmc.remote.stream import StreamState
-from uprmc.xdcr import checkpoint, checkpointing, outbound, reading, resuming, sender
+from uprmc.xdcr import checkpoint, checkpointing, reading, resuming, sender
 from uprmc.xdcr.link import Link, Progress
-from uprmc.xdcr.outbound import Outbound
 from uprmc.xdcr.received import due
 from uprmc.xdcr.reconcile import Reconciliation
 from uprmc.xdcr.resuming import Resuming
-from uprmc.xdcr.run import LinkRun
-from uprmc.xdcr.sender import Sender
+from uprmc.xdcr.sender import Outbound, Sender
 from uprmc.xdcr.shipment import LinkPosition, Shipment
 from uprmc.xdcr.spec import LinkSpec
 
@@ -225,18 +223,18 @@ def _no_trimmed_branch(whole: Any, stream: StreamState, seqno: int) -> int:
     return whole(stream, seqno) if seqno > stream.log[-1].seqno else 0
 
 
-def _from_the_front(whole: Any, run: LinkRun, shipments: Any, *, remember: bool = True) -> None:
+def _from_the_front(whole: Any, link: Link, shipments: Any, *, remember: bool = True) -> None:
     dropped = list(shipments)
     for shipment in dropped:
         shipment.through = shipment.front
-    whole(run, dropped, remember=remember)
+    whole(link, dropped, remember=remember)
 
 
 def _in_the_present_snapshot(
-    whole: Any, self: Sender, target: Any, shipment: Shipment, part: Any, out: list[bytes]
-) -> int:
-    now = reading._snapshot_of(shipment.stream)
-    return whole(self, target, shipment, part._replace(snapshot=now), out)  # type: ignore[no-any-return]
+    whole: Any, self: Outbound, place: str, most_items: int | None
+) -> tuple[Shipment, Any]:
+    shipment, part = whole(self, place, most_items)
+    return shipment, part._replace(snapshot=reading._snapshot_of(shipment.stream))
 
 
 def _sent_is_arrived(whole: Any, shipment: Shipment, window: Any, position: LinkPosition) -> None:
@@ -263,9 +261,9 @@ def _let_one_node_answer_for_all(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_the_row_of_a_pause(whole: Any, link: Link) -> None:
-    if link._pausing and link._run.reading is not None:
-        for number in link._bucket.active:
-            link._run.reading.unregister(number)
+    if link._pausing and link.reading is not None:
+        for number in link.bucket.active:
+            link.reading.unregister(number)
     whole(link)
 
 
@@ -326,7 +324,7 @@ _BREAKS = (
     ),
     broken(
         "send what only this node has on its disk",
-        swap(outbound, "replicated_seqno", lambda *_: SEQNO_MAX),
+        swap(sender, "replicated_seqno", lambda *_: SEQNO_MAX),
         said="was sent before its link was to send it",
         plan=RUNS["failovers of sources that wait for their replicas"],
         seed=1,
@@ -366,19 +364,19 @@ _BREAKS = (
             "changes_left",
             property(lambda self: sum(map(mul, (1, -1), self._totals()))),
         ),
-        swap(Link, "error", property(lambda self: self._halted)),
+        swap(Link, "failure", property(lambda self: self.halted)),
         said=_LACKS,
         plan=_REFUSED,
     ),
     broken(
         "remember debts as arrived when a stream ends",
-        instead(LinkRun, "drop", _from_the_front),
+        instead(Link, "drop", _from_the_front),
         said=_LACKS,
         plan=replace(_REFUSED, faults=Faults(cut_s=0.2)),
     ),
     broken(
         "call an item part of the snapshot that is being read by the time it leaves",
-        instead(Sender, "_ship", _in_the_present_snapshot),
+        instead(Outbound, "take", _in_the_present_snapshot),
         said=_LACKS,
         # Snapshots of many items, of which one target gets some while the other waits.
         plan=Plan(
@@ -412,7 +410,7 @@ _BREAKS = (
     broken(
         "do not mind that the target may have lost something meanwhile",
         swap(checkpoint, "is_at_target", lambda *_: True),
-        swap(Resuming, "_memory", lambda self, vbucket, _: self._run.memory.get(vbucket.id)),
+        swap(Resuming, "_memory", lambda self, vbucket, _: self._link.memory.get(vbucket.id)),
         said=_LACKS,
         plan=_KILLED,
     ),

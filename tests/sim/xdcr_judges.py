@@ -61,7 +61,9 @@ class ArrivalJudge:
             target = self._target(targets, shipment, number)
             if target is not None and through:
                 self.counts["began elsewhere" if began else "arrived"] += 1
-                self.counts["forwarded"] += began and link.forwarded_from.get(number) == through
+                self.counts["forwarded"] += (
+                    began and link.resuming.forwarded_from.get(number) == through
+                )
                 self._judge(node, route, target, number, shipment.through)
                 start = shipment.through.snapshot.start
                 if start < through:  # where its source loses the rest it goes on from there

@@ -19,12 +19,12 @@ from uprmc.kv.services import Services
 from uprmc.model import VBucketState
 from uprmc.xdcr.links import Links
 from uprmc.xdcr.received import ReceivedRecords
-from uprmc.xdcr.run import World as Surroundings
+from uprmc.xdcr.world import World as Surroundings
 
 #: Sizes of links that are made small, as `tests.sim.node.SMALL` does for the engine.
 SMALL = (
     ("uprmc.xdcr.sender", "_PULL_BYTES", 400),
-    ("uprmc.xdcr.run", "SLICE_S", 0.0),
+    ("uprmc.xdcr.world", "SLICE_S", 0.0),
 )
 
 

@@ -645,7 +645,7 @@ class XdcrRun(Judged[Plan]):
                 told.append(
                     f"{route.name} is {link.state}, {link.progress.changes_left} left, "
                     f"through {through}, "
-                    f"{link.nodes_shown()}, {link.errors.shown()[-2:]}"
+                    f"{link.nodes.shown()}, {link.errors.shown()[-2:]}"
                 )
         told += [f"{node.name}: {sorted(node.bucket.active)}" for node in self.nodes]
         return "; ".join(told)

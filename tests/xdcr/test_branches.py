@@ -47,7 +47,7 @@ def test_after_a_failover_the_link_goes_on_at_the_last_replicated_watermark(
     centres.until_level(standby)
     assert documents(replica) == documents(b)
     assert standby.counters.docs_opt_repd <= 200  # it went on at the row's checkpoint
-    assert {each.seqno for each in standby._run.store.known(0) if each.seqno} == {100}
+    assert {each.seqno for each in standby.store.known(0) if each.seqno} == {100}
 
 
 def watermarks(node: Node) -> set[int]:
@@ -88,7 +88,7 @@ def test_after_a_failover_at_1024_a_link_that_was_at_2048_misses_nothing(
     assert lost == {b"k%d" % number for number in range(10_000, 11_024)}
     told = {"link": "west", "vbucket": 0, "from": 1_025, "to": 2_048}
     assert [told.items() <= each.items() for each in events(replica, "xdcr_branch")] == [True]
-    assert list(standby.branches) == [told]
+    assert list(standby.resuming.branches) == [told]
     centres.command(replica, "checkpoint", name="west")
     centres.stop("replica")
     replica = centres.start("replica", engine__vbuckets=1)
@@ -134,7 +134,7 @@ def lose_a_branch(centres: DataCentres, **given: object) -> tuple[Node, Node, Li
     centres.follow(a, replica, demote=True)
     centres.until_equal(a, replica)
     centres.fail_over(a, *ALL)
-    centres.loop.until(lambda: len(link.branches) == 4)
+    centres.loop.until(lambda: len(link.resuming.branches) == 4)
     return a, b, link
 
 
@@ -196,7 +196,7 @@ def test_nothing_is_sent_before_it_is_on_disk_if_the_link_is_to_wait(
     a.bucket.flusher.pause()
     write(a, 100, 100)
     write(b, 1000, 1)  # something that passes while nothing else does
-    centres.loop.until(lambda: link._outbound.withheld)
+    centres.loop.until(lambda: link.outbound.withheld)
     assert len(documents(b)) == 101
     a.bucket.flusher.resume()
     centres.until_level(link)
@@ -214,7 +214,7 @@ def test_nothing_is_sent_before_a_replica_has_it_on_disk_if_the_link_is_to_wait(
     replica.bucket.flusher.pause()
     write(a, 100, 100)
     centres.until_on_disk(a)
-    centres.loop.until(lambda: link._outbound.withheld)
+    centres.loop.until(lambda: link.outbound.withheld)
     assert len(documents(b)) == 100
     replica.bucket.flusher.resume()
     centres.until_level(link)
@@ -231,7 +231,7 @@ def test_what_the_target_refuses_for_now_is_sent_again(centres: DataCentres) -> 
     centres.until_level(link)
     b.bucket.shut_traffic_out()
     write(a, 100, 300)
-    (target,) = link.targets
+    (target,) = link.nodes.ready
     centres.loop.until(lambda: target.windows.paused_until)
     b.bucket.let_traffic_in()
     centres.until_level(link)

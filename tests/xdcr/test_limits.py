@@ -84,7 +84,7 @@ def test_a_link_reads_only_so_much_of_what_it_must_not_send_yet(
     centres.loop.until(lambda: len(link.shipments) == 4)
     centres.until_on_disk(a)
     a.bucket.flusher.pause()
-    outbound = link._outbound
+    outbound = link.outbound
     for number in range(0, 400, 4):
         write(a, number, 4, b"v" * 4_000)
         for _ in range(3):
@@ -158,10 +158,10 @@ def test_a_target_that_has_become_silent_is_given_up_after_so_many_seconds(
 ) -> None:
     a, b = centres.start("a", xdcr__silence_s=20.0), centres.start("b")
     link = centres.link(a, b)
-    centres.loop.until(lambda: link.targets)
-    (target,) = link.targets
+    centres.loop.until(lambda: link.nodes.ready)
+    (target,) = link.nodes.ready
     monkeypatch.setattr(target, "receive_data", lambda _: None)
-    now = link._clock.monotonic()
+    now = link.clock.monotonic()
     target.tick(now)
     target.tick(now + 11.0)  # it is asked whether it is there
     target.tick(now + 30.9)

@@ -26,7 +26,8 @@ from uprmc.kv.binary import HANDLERS
 from uprmc.model import SEQNO_MAX, VBucketState
 from uprmc.protocol.opcodes import Opcode
 from uprmc.server.node import Node
-from uprmc.xdcr import checkpoint, checkpointing, links, outbound, sender, spec
+from uprmc.server.stats import health
+from uprmc.xdcr import checkpoint, checkpointing, links, sender, spec
 from uprmc.xdcr.checkpoint import decode_one
 from uprmc.xdcr.frames import WITH_META_FRAME, set_frame
 from uprmc.xdcr.link import Link
@@ -89,7 +90,7 @@ def test_a_filter_may_have_as_many_bytes_and_steps_as_is_said() -> None:
 
 
 def test_a_large_filter_looks_at_few_keys_at_a_time(centres: DataCentres) -> None:
-    costly = outbound.OutboundRules(pattern=pattern_of("a{900}"))
+    costly = sender.OutboundRules(pattern=pattern_of("a{900}"))
     assert costly.most_items is not None
     assert costly.most_items <= 2
     a, b = centres.start("a"), centres.start("b")
@@ -188,7 +189,7 @@ def refused(monkeypatch: pytest.MonkeyPatch) -> set[bytes]:
         check(key, *numbers)
 
     monkeypatch.setattr(with_meta, "_check_numbers", checked)
-    monkeypatch.setattr(outbound, "set_frame", with_options)
+    monkeypatch.setattr(sender, "set_frame", with_options)
     return keys
 
 
@@ -202,7 +203,7 @@ def with_options(*given: Any) -> bytes:
 
 
 def until_refused(centres: DataCentres, link: Link, number: int) -> None:
-    centres.loop.until(lambda: link.refused.count == link.progress.changes_left == number)
+    centres.loop.until(lambda: link.debts.count == link.progress.changes_left == number)
 
 
 def test_what_the_target_refuses_stays_to_be_done_and_the_rest_goes_on(
@@ -229,7 +230,7 @@ def test_what_the_target_refuses_stays_to_be_done_and_the_rest_goes_on(
     refused.clear()
     centres.until_level(link)
     assert documents(a) == documents(b)
-    assert link.refused.bytes == 0
+    assert link.debts.bytes == 0
     assert link.through(0) == a.bucket.vbuckets[0].high_seqno
     centres.command(a, "checkpoint", name="west")
     assert watermark(a, 0) == a.bucket.vbuckets[0].high_seqno
@@ -308,7 +309,7 @@ def test_a_link_with_so_much_that_is_refused_reads_no_more(
     until_refused(centres, link, 2)
     refused.update(b"k%d" % number for number in range(20, 22))
     write(a, 20, 2)
-    centres.loop.until(lambda: link.refused.is_full)
+    centres.loop.until(lambda: link.debts.is_full)
     write(a, 30, 20)
     refused.discard(b"k0")
     refused.discard(b"k1")
@@ -331,7 +332,7 @@ def test_a_target_that_refuses_one_in_ten_gets_everything_soon(
         check(*numbers)
 
     monkeypatch.setattr(with_meta, "_check_numbers", checked)
-    monkeypatch.setattr(outbound, "set_frame", with_options)
+    monkeypatch.setattr(sender, "set_frame", with_options)
     a, b = centres.start("a"), centres.start("b")
     write(a, 0, 400)
     link = centres.link(a, b)
@@ -360,7 +361,7 @@ def test_a_checkpoint_is_refused_if_the_target_does_not_answer(
     place = b.addresses()["upr"]
     with pytest.raises(TemporaryFailure, match=rf"{place}: no answer for 0\.2 s"):
         centres.command(a, "checkpoint", name="west")
-    assert not any(each.seqno for records in link.records.values() for each in records)
+    assert not any(each.seqno for records in link.store.records.values() for each in records)
 
 
 def test_a_checkpoint_is_refused_if_the_connection_is_lost_meanwhile(
@@ -403,6 +404,35 @@ def test_a_link_whose_target_cannot_be_reached_says_so(centres: DataCentres) -> 
     (row,) = centres.command(a, "list")
     assert (row["state"], row["connected"]) == ("error", 0)
     assert row["error"].startswith("127.0.0.1:")
+
+
+def test_a_link_that_one_of_two_nodes_cannot_get_says_which_and_how_much_waits_for_it(
+    centres: DataCentres,
+) -> None:
+    a, b, c = (centres.start(name) for name in "abc")
+    centres.follow(c, b)
+    link = centres.link(a, f"{b.addresses()['upr']},{c.addresses()['upr']}")
+    centres.until_level(link)
+    dead = c.addresses()["upr"]
+    centres.take_over(c, b, 1)
+    write(a, 0, 100)
+    centres.until_level(link)
+    assert link.error == ""
+    centres.stop("c")
+    centres.loop.until(lambda: link.error)
+    write(a, 100, 100)
+    owed = a.bucket.vbuckets[1].high_seqno - link.through(1)
+    assert owed > 0
+    centres.loop.until(lambda: link.progress.changes_left == owed)
+    (row,) = centres.command(a, "list")
+    assert (row["state"], row["connected"], row["changes_left"]) == ("running", 1, owed)
+    assert row["error"].startswith(f"{dead}: ")
+    assert row["error"].endswith("; 1 vBucket waits for it")
+    problems = [each.what for each in health._found(a) if each.panel == "links"]
+    assert problems == [f"The link west does not send everything: {row['error']}"]
+    centres.start("c", server__upr=dead)
+    centres.until_level(link)
+    assert link.error == ""
 
 
 # --- verbs --------------------------------------------------------------------------------------
@@ -466,7 +496,7 @@ def test_a_pause_returns_although_the_target_does_not_answer(
     write(a, 0, 10)
     link = centres.link(a, b)
     centres.until_level(link)
-    for target in link.targets:
+    for target in link.nodes.ready:
         monkeypatch.setattr(target, "receive_data", lambda _: None)
     write(a, 10, 10)
     assert centres.command(a, "pause", limit_s=5.0, name="west")["state"] == "paused"
@@ -499,7 +529,7 @@ def test_the_checkpoint_and_the_watermark_row_are_equal(centres: DataCentres) ->
         (row,) = a.bucket.watermarks.rows(vbucket)
         stored = checkpoint.decode(a.bucket.store.local(b"uprmc/xdcr/west/%d" % number))
         assert row.watermark == stored[0].seqno == vbucket.high_seqno == 100
-        assert decode_one(row.meta) == stored[0] == link.records[number][0]
+        assert decode_one(row.meta) == stored[0] == link.store.records[number][0]
         assert row.kind.name == "XDCR"
 
 

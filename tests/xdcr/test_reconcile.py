@@ -126,7 +126,7 @@ def test_the_rows_of_a_link_with_a_link_back_do_not_expire_by_time(centres: Data
 
     centres.loop.until(lambda: lifetimes() == {3_600})
     centres.link(b, a, "east")
-    for target in west.targets:
+    for target in west.nodes.ready:
         target.survey()
     centres.loop.until(lambda: lifetimes() == {0})
     assert not west.error
@@ -134,8 +134,8 @@ def test_the_rows_of_a_link_with_a_link_back_do_not_expire_by_time(centres: Data
     a = centres.start("a")
     centres.loop.until(lambda: lifetimes() == {0})
     centres.command(b, "delete", name="east")
-    centres.loop.until(lambda: a.links.by_name["west"].targets)
-    for target in a.links.by_name["west"].targets:
+    centres.loop.until(lambda: a.links.by_name["west"].nodes.ready)
+    for target in a.links.by_name["west"].nodes.ready:
         target.survey()
     centres.loop.until(lambda: lifetimes() == {3_600})
 
@@ -334,9 +334,9 @@ def test_a_vbucket_is_repaired_when_its_deletions_are_on_the_disk_of_the_target(
     run = west.reconciliation
     assert run is not None
     asked: list[bool] = []
-    for target in west.targets:
+    for target in west.nodes.ready:
         target.observe(0, 0, lambda reply: asked.append(not reply.status))
-    centres.loop.until(lambda: len(asked) == len(west.targets))
+    centres.loop.until(lambda: len(asked) == len(west.nodes.ready))
     assert run.running
     assert not any(row.deleted for row in run.compared)
     assert not any(each["deleted"] for each in events(a, "xdcr_reconciled"))
@@ -379,7 +379,7 @@ def test_what_is_purged_after_the_repair_and_before_the_stream_begins_stops_the_
     a, b, west, _ = outpace(centres)
     centres.loop.until(lambda: west.needs_reconcile == list(ALL))
     with monkeypatch.context() as before_the_streams:
-        before_the_streams.setattr(Resuming, "begin", lambda *_: None)
+        before_the_streams.setattr(Resuming, "_begin", lambda *_: None)
         centres.command(a, "reconcile", name="west")
         until_over(centres, a)
         assert west.needs_reconcile == []

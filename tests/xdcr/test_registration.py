@@ -81,7 +81,7 @@ def test_a_stream_from_zero_ends_if_deletions_are_purged_before_it_is_read() -> 
     rig.flush()
     hub = rig.services.upr
     assert hub is not None
-    reading = LinkReading(hub, b"west", b"west", lambda: None)
+    reading = LinkReading(hub, b"west", lambda: None)
     reading.report(0, 0, 0, b"")
     stream = reading.begin(rig.bucket.vbuckets[0], Start(0, 0, SnapshotRange(0, 0)))
     assert purge(rig) == 0  # the link's row keeps it

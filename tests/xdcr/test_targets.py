@@ -63,7 +63,7 @@ def test_a_target_without_any_extension_gets_everything(centres: DataCentres) ->
 def test_our_own_target_grants_all_extensions(centres: DataCentres) -> None:
     a, b = centres.start("a"), centres.start("b")
     link = centres.link(a, b)
-    centres.loop.until(lambda: link.targets)
+    centres.loop.until(lambda: link.nodes.ready)
     features = centres.command(a, "status", name="west")["target_features"]
     assert features == ["terms", "origins", "checkpoints"]
 
@@ -153,11 +153,11 @@ def test_a_certificate_that_is_not_trusted_is_told_in_the_words_of_links(
 
     def is_told() -> bool:
         link.change(link.spec)  # wakes its connections, also during the handshake
-        (node,) = link.nodes_shown()
+        (node,) = link.nodes.shown()
         return bool(node["error"])
 
     centres.loop.until(is_told)
-    (node,) = link.nodes_shown()
+    (node,) = link.nodes.shown()
     assert "not certified by --tls-ca" in str(node["error"])
     assert any("not certified by --tls-ca" in each for each in link.errors.shown())
 
@@ -223,8 +223,8 @@ def test_a_refusal_that_time_does_not_make_good_stops_the_link(
 ) -> None:
     a, b = centres.start("a"), centres.start("b")
     link = centres.link(a, b)
-    centres.loop.until(lambda: link.targets)
-    (target,) = link.targets
+    centres.loop.until(lambda: link.nodes.ready)
+    (target,) = link.nodes.ready
     windows = target.windows
     opaque = windows.opaque
     windows.add(windows.current, set_frame(0, opaque, b"kv", 1, (0, 0, 1, 1), 0))
@@ -241,9 +241,9 @@ def test_bandwidth_is_limited(centres: DataCentres) -> None:
     a, b = centres.start("a"), centres.start("b")
     write(a, 0, 100, b"v" * 200)
     link = centres.link(a, b, set={"bandwidth": "100K"})
-    began = link._clock.monotonic()
+    began = link.clock.monotonic()
     centres.until_level(link)
-    took = link._clock.monotonic() - began
+    took = link.clock.monotonic() - began
     size = link.counters.data_bytes
     assert size > 20_000
     assert took >= (size - 20_000) / 102_400  # a tenth of a second may go at once
@@ -378,4 +378,4 @@ def test_a_link_that_is_deleted_while_its_files_are_read_dials_nobody(
     link.tick(a.bucket.clock.monotonic())
     centres.command(a, "delete", name="west")
     centres.loop.until(lambda: a.links.by_name == {})
-    assert not link.targets
+    assert not link.nodes.ready

@@ -104,7 +104,7 @@ def test_foo_bar_5_10(centres: DataCentres) -> None:
     link = replicate(centres, a, b, "foo")
     (row,) = checkpoints(centres, b, "received")
     assert (row["source_bucket_uuid"], row["link_id"]) == (bucket_uuid(a), link.spec.id)
-    assert row["session_id"] == link._checkpointing.session
+    assert row["session_id"] == link.checkpointing.session
     assert (row["source_seqno"], row["target_seqno"]) == (5, 10)
     centres.until_on_disk(b)
     centres.stop("b")
@@ -181,11 +181,11 @@ def test_nothing_is_passed_on_before_a_snapshot_is_complete(centres: DataCentres
     link = centres.link(b, c, "bc")
     c.bucket.let_traffic_in()
     centres.loop.until(lambda: link.shipments)
-    for target in link.targets:
+    for target in link.nodes.ready:
         target.receive_data = lambda _: None  # what is sent is never answered
     centres.loop.until(lambda: len(documents(c)) == 50)
     for _ in range(20):
-        link.tick(link._clock.monotonic())
+        link.tick(link.clock.monotonic())
         centres.loop.reactor.iterate(0.01)
     assert checkpoints(centres, c, "transitive") == []
 
@@ -307,7 +307,7 @@ def test_links_that_leave_deletions_out_pass_no_records_on(centres: DataCentres)
     store(a, b"k", b"other")
     replicate(centres, a, b, "ab", **left_out)
     b.bucket.vbuckets[0].delete(b"k")
-    replicate(centres, b, c, "bc", **left_out)._checkpointing.pass_on()
+    replicate(centres, b, c, "bc", **left_out).checkpointing.pass_on()
     centres.command(b, "checkpoint", name="bc")  # C has got by now what it is passed on
     assert b"k" not in documents(c)
     link = centres.link(a, c, "ac", **left_out)
@@ -332,7 +332,7 @@ def test_a_target_that_may_have_missed_a_deletion_gets_no_records(centres: DataC
     assert b.bucket.vbuckets[0].purge_seqno > 0
     replicate(centres, b, c, "bc")
     for _ in range(20):
-        b.links.tick(b.links.by_name["bc"]._clock.monotonic())
+        b.links.tick(b.links.by_name["bc"].clock.monotonic())
         centres.loop.reactor.iterate(0.01)
     assert checkpoints(centres, c, "transitive") == []
     assert b"k" in documents(c)
@@ -394,7 +394,7 @@ def test_checkpoints_of_many_vbuckets_come_in_several_answers(
     link = centres.link(a, c, "ac")
     centres.until_level(link)
     assert link.counters.docs_opt_repd == 0
-    assert set(link.forwarded_from) == {0, 1, 2, 3}
+    assert set(link.resuming.forwarded_from) == {0, 1, 2, 3}
     for first in (-1, 4, "0"):
         with pytest.raises(InvalidArguments, match="the first vBucket is none"):
             c.links.command("records", {**asked, "first": first}, print, print)
@@ -408,7 +408,7 @@ def test_only_vbuckets_that_have_got_on_are_looked_at_for_checkpoints_to_pass_on
     replicate(centres, a, b, "ab")
     link = replicate(centres, b, c, "bc")
     until_told(centres, c, a)
-    centres.loop.until(lambda: not link._run.moved)
+    centres.loop.until(lambda: not link.moved)
     looked_at: list[int] = []
     may_pass_on = Checkpointing._may_pass_on
 
@@ -418,7 +418,7 @@ def test_only_vbuckets_that_have_got_on_are_looked_at_for_checkpoints_to_pass_on
 
     monkeypatch.setattr(Checkpointing, "_may_pass_on", watched)
     for _ in range(5):
-        link._checkpointing.pass_on()
+        link.checkpointing.pass_on()
     assert looked_at == []
     write(b, 101, 1)
     centres.loop.until(lambda: looked_at)
@@ -428,10 +428,10 @@ def test_only_vbuckets_that_have_got_on_are_looked_at_for_checkpoints_to_pass_on
     centres.command(a, "checkpoint", name="ab")
     write(a, 102, 1)
     centres.until_level(a.links.by_name["ab"], link)
-    centres.loop.until(lambda: not link._run.moved)
+    centres.loop.until(lambda: not link.moved)
     looked_at.clear()
-    link._checkpointing.look_at_all()
-    link._checkpointing.pass_on()
+    link.checkpointing.look_at_all()
+    link.checkpointing.pass_on()
     assert looked_at == list(link.shipments)[:3]
-    link._checkpointing.pass_on()
+    link.checkpointing.pass_on()
     assert looked_at == list(link.shipments)

@@ -19,7 +19,6 @@ from tests.xdcr.test_transitive import checkpoints, replicate, store, three, unt
 from uprmc.server.node import Node
 from uprmc.xdcr import sender
 from uprmc.xdcr.checkpointing import Checkpointing
-from uprmc.xdcr.link import Link
 from uprmc.xdcr.reading import LinkReading
 from uprmc.xdcr.target import Target
 from uprmc.xdcr.windows import Windows
@@ -77,15 +76,14 @@ class Trace:
                 self._received(bytes(data))
             receive(target, data)
             if self._is_ours(target) and target.ready:
-                target._owner.tick(target._clock.monotonic())  # type: ignore[attr-defined]
+                target._link.tick(target._clock.monotonic())
 
         monkeypatch.setattr(LinkReading, "pull", pulled)
         monkeypatch.setattr(Target, "data_to_send", sent)
         monkeypatch.setattr(Target, "receive_data", received)
 
     def _is_ours(self, target: Target) -> bool:
-        owner: Any = target._owner
-        return isinstance(owner, Link) and owner.spec.name == self._name
+        return target._link.spec.name == self._name
 
     def _read(self, data: bytes) -> None:
         for frame in frames(data):

@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
+from typing import TYPE_CHECKING
 
-from uprmc.ports import Clock
 from uprmc.protocol.opcodes import Feature
 from uprmc.xdcr.checkpoint import Record
-from uprmc.xdcr.nodes import TargetNodes
 from uprmc.xdcr.received import ReceivedRecords, due, row_of
-from uprmc.xdcr.run import LinkRun
 from uprmc.xdcr.shipment import LinkPosition, Shipment
 from uprmc.xdcr.target import RECORDS_AT_ONCE, Target, TargetVBucket
+
+if TYPE_CHECKING:
+    from uprmc.xdcr.link import Link
 
 #: Whoever waits for a checkpoint is told after this time what the target has not answered.
 _ANSWER_S = 3.5
@@ -38,22 +39,14 @@ class _Writing:
 
 
 class Checkpointing:
-    """Writes the checkpoints of one link and tells others of them.
+    """Writes the checkpoints of one link and tells others of them."""
 
-    Attributes:
-        session: names this run of the link.
-        registered: vBuckets that have been registered since the producer was opened.
-        is_writing: whether checkpoints were asked for since this was cleared.
-    """
-
-    def __init__(self, run: LinkRun, nodes: TargetNodes) -> None:
-        self.session = f"{run.hub.bucket.entropy.uuid48():012x}"
-        self.is_writing = False
-        self.registered: set[int] = set()
+    def __init__(self, link: Link) -> None:
+        self.session = f"{link.bucket.entropy.uuid48():012x}"  # names this run of the link
+        self.is_writing = False  # they were asked for since this was cleared
+        self.registered: set[int] = set()  # vBuckets, since the producer was opened
         self._renewed: list[Callable[[], None]] = []
-        self._run = run
-        self._nodes = nodes
-        self._clock: Clock = run.hub.bucket.clock
+        self._link = link
         self._changes_seen = 0
         self._writings: set[_Writing] = set()
 
@@ -72,11 +65,11 @@ class Checkpointing:
         self.is_writing = True
         noted = {
             number: (shipment, shipment.through)
-            for number, shipment in self._run.shipments.items()
+            for number, shipment in self._link.shipments.items()
             if shipment.through.seqno
         }
         places = {shipment.place for shipment, _ in noted.values()}
-        asked = [target for target in self._nodes.ready if target.place in places]
+        asked = [target for target in self._link.nodes.ready if target.place in places]
         writing = _Writing({target.place for target in asked}, done)
         if not asked:
             done("")
@@ -90,7 +83,7 @@ class Checkpointing:
                     self._done, writing, place, "the connection was lost before it had answered"
                 ),
             )
-        self._run.world.later(_ANSWER_S, partial(self._overdue, writing))
+        self._link.world.later(_ANSWER_S, partial(self._overdue, writing))
 
     def _answered(
         self,
@@ -100,7 +93,7 @@ class Checkpointing:
         held: dict[int, TargetVBucket] | None,
     ) -> None:
         steps = self._checkpoint_of(writing, place, noted, held)
-        self._run.slices.run(place, steps, partial(self._done, writing, place, ""))
+        self._link.slices.run(place, steps, partial(self._done, writing, place, ""))
 
     def _done(self, writing: _Writing, what: str, why: str) -> None:
         """Take note that one thing is not waited for any more."""
@@ -130,7 +123,7 @@ class Checkpointing:
         self._tell_renewed()
 
     def _has_moved(self, number: int, shipment: Shipment) -> bool:
-        records = self._run.store.records.get(number, ())
+        records = self._link.store.records.get(number, ())
         return not records or records[0].seqno != shipment.through.seqno
 
     def _checkpoint_of(
@@ -144,18 +137,18 @@ class Checkpointing:
         written = failed = 0
         told: list[tuple[Shipment, dict[str, object]]] = []
         for number, (shipment, position) in noted.items():
-            if self._run.shipments.get(number) is not shipment or shipment.place != place:
+            if self._link.shipments.get(number) is not shipment or shipment.place != place:
                 continue  # it has begun again, perhaps further back
             yield
             theirs = TargetVBucket() if held is None else held.get(number)
             newest = 0 if theirs is None else theirs.uuid
             if theirs is None or newest != shipment.target_uuid:
                 failed += 1
-                self._run.drop([shipment], remember=False)  # what it has now is found out first
+                self._link.drop([shipment], remember=False)  # what it has now is found out first
                 continue
             if shipment.lacks(position.seqno, theirs.purged):
                 failed += 1
-                self._run.drop([shipment])  # it begins again at the checkpoint before
+                self._link.drop([shipment])  # it begins again at the checkpoint before
                 continue
             moved = self._has_moved(number, shipment)
             if position.is_whole and (moved or not shipment.is_told):
@@ -167,17 +160,19 @@ class Checkpointing:
             if moved:
                 shipment.target_seqno = theirs.seqno
                 self._may_pass_on(shipment)
-                self._keep(number, shipment.record(position, theirs.seqno, int(self._clock.now())))
+                self._keep(
+                    number, shipment.record(position, theirs.seqno, int(self._link.clock.now()))
+                )
                 written += 1
         self._tell(writing, place, told)
-        self._run.counters.checkpoints += bool(written)
-        self._run.counters.failed_checkpoints += failed
+        self._link.counters.checkpoints += bool(written)
+        self._link.counters.failed_checkpoints += failed
 
     def _tell(
         self, writing: _Writing, place: str, told: list[tuple[Shipment, dict[str, object]]]
     ) -> None:
         """Tell the target records; who is not told now is told with the next checkpoint."""
-        target = next((each for each in self._nodes.ready if each.place == place), None)
+        target = next((each for each in self._link.nodes.ready if each.place == place), None)
         if not told or target is None or Feature.CHECKPOINTS not in target.granted:
             return
         shipments, records = [shipment for shipment, _ in told], [record for _, record in told]
@@ -197,12 +192,12 @@ class Checkpointing:
         """Return what the target is to remember: it has everything of ours up to a position."""
         return {
             "vbucket": number,
-            "source_bucket_uuid": f"{self._run.world.bucket_uuid:032x}",
+            "source_bucket_uuid": f"{self._link.world.bucket_uuid:032x}",
             "via": [],
             "source_vb_uuid": str(shipment.stream.history_of(position.seqno)),
             "source_seqno": position.seqno,
-            "filter_hash": self._run.spec.filter_hash,
-            "link_id": self._run.spec.id,
+            "filter_hash": self._link.spec.filter_hash,
+            "link_id": self._link.spec.id,
             "session_id": self.session,
         }
 
@@ -214,17 +209,17 @@ class Checkpointing:
         Of the vBuckets that have got on, or have got such a checkpoint, some are looked at in each
         call.
         """
-        received, moved = self._run.world.received, self._run.moved
-        if not self._run.spec.passes_on:
+        received, moved = self._link.world.received, self._link.moved
+        if not self._link.spec.passes_on:
             return
         if received.changes != self._changes_seen:
             self._changes_seen = received.changes
             self.look_at_all()
-        targets = {target.place: target for target in self._nodes.ready}
+        targets = {target.place: target for target in self._link.nodes.ready}
         rows: dict[str, list[dict[str, object]]] = {}
         for number in list(islice(moved, _LOOKED_AT)):
             del moved[number]
-            shipment = self._run.shipments.get(number)
+            shipment = self._link.shipments.get(number)
             target = targets.get(shipment.place) if shipment is not None else None
             if shipment is None or (target and Feature.CHECKPOINTS not in target.granted):
                 continue
@@ -238,7 +233,7 @@ class Checkpointing:
 
     def look_at_all(self) -> None:
         """Look at all vBuckets again: what may be passed on has changed."""
-        self._run.moved.update(dict.fromkeys(self._run.shipments))
+        self._link.moved.update(dict.fromkeys(self._link.shipments))
 
     def _may_pass_on(self, shipment: Shipment) -> bool:
         """Tell whether what holds for this vBucket up to its position holds for the target, too."""
@@ -255,9 +250,9 @@ class Checkpointing:
         records = received.valid(shipment.vbucket)
         if not records:
             return []
-        upto, mine = shipment.through.seqno, f"{self._run.world.bucket_uuid:032x}"
+        upto, mine = shipment.through.seqno, f"{self._link.world.bucket_uuid:032x}"
         rows = []
-        for record in due(records, upto, self._run.spec.filter_hash, target.bucket_uuid):
+        for record in due(records, upto, self._link.spec.filter_hash, target.bucket_uuid):
             if shipment.told.get(record.source) == (record.uuid, record.seqno):
                 continue
             shipment.told[record.source] = record.uuid, record.seqno
@@ -267,26 +262,26 @@ class Checkpointing:
         return rows
 
     def _keep(self, number: int, record: Record) -> None:
-        self._run.store.add(number, record)
-        self._run.report(number, record)
+        self._link.store.add(number, record)
+        self._link.report(number, record)
 
     def register(self) -> None:
         """Register vBuckets that have become active."""
-        if not self._run.hub.bucket.active.keys() <= self.registered and not self._renewed:
+        if not self._link.bucket.active.keys() <= self.registered and not self._renewed:
             self.renew()
 
     def renew(self, done: Callable[[], None] = lambda: None) -> None:
         """Register all vBuckets, or report again, so that no row expires; then call `done`."""
         self._renewed.append(done)
-        self._run.slices.run("renew", self._renewals())
+        self._link.slices.run("renew", self._renewals())
 
     def _renewals(self) -> Iterator[None]:
-        active = self._run.hub.bucket.active
+        active = self._link.bucket.active
         self.registered &= active.keys()
         for number, vbucket in list(active.items()):
             yield
             if active.get(number) is vbucket:
-                self._run.register(vbucket)
+                self._link.register_one(vbucket)
                 self.registered.add(number)
         self._tell_renewed()
 

@@ -25,9 +25,9 @@ from uprmc.errors import (
 from uprmc.xdcr import spec as specs
 from uprmc.xdcr.checkpoint import Record
 from uprmc.xdcr.link import Link
-from uprmc.xdcr.run import SLICE_S, Slices, World
 from uprmc.xdcr.shipment import shown
 from uprmc.xdcr.spec import LinkSettings, LinkSpec
+from uprmc.xdcr.world import SLICE_S, Slices, World
 
 # --- status ---------------------------------------------------------------------------------------
 # What people and tools see of a link: ``uprmc xdcr list``, ``status`` and ``checkpoints``.
@@ -47,7 +47,7 @@ def line_of(link: Link) -> dict[str, Any]:
         "id": spec.id,
         "to": spec.to,
         "state": link.state,
-        "connected": len(link.targets),
+        "connected": len(link.nodes.ready),
         "changes_left": link.progress.changes_left,
         "lag_s": round(link.progress.lag_seconds, 3),
         "rate": link.progress.rate,
@@ -57,7 +57,7 @@ def line_of(link: Link) -> dict[str, Any]:
 
 def status_of(link: Link, numbers: Iterable[int]) -> dict[str, Any]:
     """Return all that is known of a link, and of some of its vBuckets."""
-    sent = set(link.numbers)
+    active = link.bucket.active
     return {
         **line_of(link),
         **link.counters.shown(),
@@ -66,31 +66,31 @@ def status_of(link: Link, numbers: Iterable[int]) -> dict[str, Any]:
         "tls_ca": link.spec.tls_ca,
         "user": link.spec.user,
         "target_features": link.features,
-        "nodes": link.nodes_shown(),
+        "nodes": link.nodes.shown(),
         "last_errors": link.errors.shown(),
         "refused": [
             {"vbucket": number, "key": shown(key), "reason": debt.why}
-            for number, key, debt in islice(link.refused, SHOWN_REFUSED)
+            for number, key, debt in islice(link.debts, SHOWN_REFUSED)
         ],
         "needs_reconcile": link.needs_reconcile,
-        "branches": list(link.branches),
-        "vbuckets": [_vbucket(link, number) for number in numbers if number in sent],
+        "branches": list(link.resuming.branches),
+        "vbuckets": [_vbucket(link, number) for number in numbers if number in active],
     }
 
 
 def _vbucket(link: Link, number: int) -> dict[str, Any]:
     shipment = link.shipments.get(number)
-    records = link.records.get(number, ())
+    records = link.store.records.get(number, ())
     newest = records[0] if records else Record(0, 0, 0, 0, 0, 0)
     uuid = newest.target_uuid if shipment is None else shipment.target_uuid
     return {
         "vbucket": number,
         "through_seqno": link.through(number),
-        "high_seqno": link.high_seqno(number),
+        "high_seqno": link.bucket.active[number].high_seqno,
         "checkpoint_seqno": newest.seqno,
         "target_vb_uuid": str(uuid),
         "target_seqno": newest.target_seqno if shipment is None else shipment.target_seqno,
-        "fast_forwarded_from": link.forwarded_from.get(number),
+        "fast_forwarded_from": link.resuming.forwarded_from.get(number),
         "streaming": shipment is not None,
     }
 
@@ -110,7 +110,7 @@ def checkpoints_of(link: Link, numbers: Iterable[int]) -> list[dict[str, Any]]:
             "created": record.created,
         }
         for number in numbers
-        for record in link.records.get(number, ())
+        for record in link.store.records.get(number, ())
         if record.seqno
     ]
 
@@ -316,7 +316,7 @@ class Links:
             else:
                 flusher.when_durable(lambda _: answered(line_of(link)), patient=False)
 
-        link.write_checkpoint(written)
+        link.checkpointing.write(written)
 
     def _checkpoints(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         links = [self._find(given)] if given.get("name") else list(self.by_name.values())

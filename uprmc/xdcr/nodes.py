@@ -7,8 +7,9 @@ Neighbours: `target` is one connection, `link` decides what follows from what no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from uprmc.login.credentials import Credentials
 from uprmc.model import ConflictRule
@@ -17,9 +18,10 @@ from uprmc.ports import Clock, Dialled, Session
 from uprmc.remote.directory import Directory, NodeHoldings, NotTold, OtherBucket, Why
 from uprmc.remote.login import Login, login_in_turns, nonce_of
 from uprmc.remote.retry import Backoff
-from uprmc.xdcr.run import World
-from uprmc.xdcr.spec import LinkSpec
-from uprmc.xdcr.target import Target, TargetOwner
+from uprmc.xdcr.target import Target
+
+if TYPE_CHECKING:
+    from uprmc.xdcr.link import Link
 
 #: A lost node is dialled again after a pause of this length, which doubles.
 _DIAL_MIN_S = 0.1
@@ -54,30 +56,13 @@ class TargetNode:
 class TargetNodes:
     """The connections of one link."""
 
-    def __init__(
-        self,
-        world: World,
-        owner: TargetOwner,
-        places: Iterable[str],
-        failed: Callable[[str, str], None],
-        unusable: Callable[[str], None],
-    ) -> None:
-        """Prepare them; nothing is dialled yet.
-
-        Args:
-            world: of the link.
-            owner: gets what connections tell.
-            places: HOST:PORT of nodes.
-            failed: called with a place and the reason why no connection came about, or one ended.
-            unusable: called with what is wrong with the files that the link names.
-        """
-        self._world = world
-        self._clock: Clock = world.hub.bucket.clock
-        self._owner = owner
-        self._failed = failed
-        self._unusable = unusable
-        self._settings = world.hub.bucket.settings.xdcr
-        self._directory = Directory(places, world.hub.bucket.settings.engine.vbuckets)
+    def __init__(self, link: Link) -> None:
+        """Prepare them; nothing is dialled yet."""
+        self._link = link
+        self._clock: Clock = link.clock
+        settings = link.bucket.settings
+        self._settings = settings.xdcr
+        self._directory = Directory(link.spec.places, settings.engine.vbuckets)
         self._by_place: dict[str, TargetNode] = {}
         self._meet()
 
@@ -106,12 +91,14 @@ class TargetNodes:
     @property
     def unreachable(self) -> str:
         """Why there is no connection, if all have failed; empty = there is one, or may be soon."""
-        nodes = self._by_place.values()
-        silent = self._directory.silent
-        if any(node.ready or node.place not in silent for node in nodes):
-            return ""
+        return self.silent if len(self._directory.silent) == len(self) else ""
+
+    @property
+    def silent(self) -> str:
+        """Which nodes cannot be reached, and why; empty = each can be, or may be soon."""
+        silent = [self._by_place[place] for place in self._directory.silent]
         return "; ".join(
-            f"{node.place}: {node.error or 'the connection was lost'}" for node in nodes
+            f"{node.place}: {node.error or 'the connection was lost'}" for node in silent
         )
 
     @property
@@ -129,21 +116,20 @@ class TargetNodes:
 
     # --- dialling -------------------------------------------------------------------------------
 
-    def dial(self, spec: LinkSpec, now: float) -> None:
+    def dial(self, now: float) -> None:
         """Dial who is due."""
         most_s = self._settings.dial_timeout_s
         for node in list(self._by_place.values()):
             if node.target is None and not node.dialling and node.backoff.at <= now:
-                self._call(node, spec, now)
+                self._call(node, now)
             elif node.ready is None and node.dialled and now - node.began_at > most_s:
                 dialled, node.dialled = node.dialled, None
                 dialled.abandon()
                 self._give_up(node, f"no answer for {most_s:g} s")
 
-    def _call(self, node: TargetNode, spec: LinkSpec, now: float) -> None:
+    def _call(self, node: TargetNode, now: float) -> None:
         node.dialling, node.began_at = True, now
         node.dialled = self.reach(
-            spec,
             node.place,
             partial(self._make, node),
             partial(self._give_up, node),
@@ -152,11 +138,10 @@ class TargetNodes:
 
     def _cannot(self, node: TargetNode, why: str) -> None:
         node.dialling, node.dialled = False, None
-        self._unusable(why)
+        self._link.stop(why)
 
     def reach(
         self,
-        spec: LinkSpec,
         place: str,
         make: Callable[[Login | None, Callable[[], None]], Session],
         failed: Callable[[str], None],
@@ -165,28 +150,25 @@ class TargetNodes:
         """Dial a node.
 
         Args:
-            spec: the link.
             place: of the node.
             make: returns the session, given who to log in as and what wakes it.
             failed: see `ports.Dial`.
             unusable: called with what is wrong with the files that the link names.
         """
 
+        spec, entropy = self._link.spec, self._link.bucket.entropy
+
         def made(credentials: Credentials | None, wake: Callable[[], None]) -> Session:
-            return make(self._login(spec, place, credentials), wake)
+            if credentials is None:
+                return make(None, wake)
+            safe = bool(spec.tls_ca) or parsed(place).is_local
+            return make(login_in_turns(credentials, nonce_of(entropy), safe=safe), wake)
 
-        return self._world.dial(spec)(place, made, failed, unusable)
-
-    def _login(self, spec: LinkSpec, place: str, credentials: Credentials | None) -> Login | None:
-        if credentials is None:
-            return None
-        safe = bool(spec.tls_ca) or parsed(place).is_local
-        return login_in_turns(credentials, nonce_of(self._world.hub.bucket.entropy), safe=safe)
+        return self._link.world.dial(spec)(place, made, failed, unusable)
 
     def _make(self, node: TargetNode, login: Login | None, wake: Callable[[], None]) -> Session:
         node.dialling = False
-        settings, clock = self._world.hub.bucket.settings, self._clock
-        target = node.target = Target(node.place, self._owner, login, settings, clock, wake)
+        target = node.target = Target(node.place, self._link, login, wake)
         return target
 
     def _give_up(self, node: TargetNode, why: str) -> None:
@@ -194,7 +176,7 @@ class TargetNodes:
         self._silent(node)
         if node.target is None:
             node.backoff.failed(self._clock.monotonic())
-        self._failed(node.place, why)
+        self._link.node_failed(node.place, why)
 
     def _silent(self, node: TargetNode) -> None:
         self._directory.lost(node.place, NotTold(Why.LOST, f"{node.place}: {node.error}"))
@@ -231,8 +213,7 @@ class TargetNodes:
         """
         node = self._by_place[target.place]
         node.error = ""
-        bucket = self._world.hub.bucket
-        ours = _POLICIES[bucket.account.conflict_rule]
+        ours = _POLICIES[self._link.bucket.account.conflict_rule]
         if target.policy and target.policy != ours:
             return (
                 f"{target.place} resolves conflicts by {target.policy} and this node by {ours}: "

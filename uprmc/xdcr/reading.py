@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from uprmc.engine.vbucket import VBucket
-from uprmc.errors import CommandError, RollbackRequired, StreamNotFound, TemporaryFailure
+from uprmc.errors import CommandError, StreamNotFound, TemporaryFailure
 from uprmc.model import SEQNO_MAX, SnapshotRange
 from uprmc.protocol.header import MERGED_REQUEST_HEADER, RequestFrame, ResponseFrame, decode_frame
 from uprmc.protocol.opcodes import HEADER_BYTES, DataType, Opcode, StreamFlag
@@ -63,20 +63,14 @@ _NOTHING = Pulled(b"", [], [], {})
 
 
 class LinkReading:
-    """The streams of one link for one node of its target.
+    """The streams of one link."""
 
-    Attributes:
-        closed: why nothing more will come; empty while it may.
-        streams: by opaque.
-    """
-
-    def __init__(self, hub: Hub, link: bytes, name: bytes, wake: Callable[[], None]) -> None:
+    def __init__(self, hub: Hub, name: bytes, wake: Callable[[], None]) -> None:
         """Open a producer; an older one of the same name is disconnected.
 
         Args:
             hub: of the node.
-            link: the link's name, which its watermark rows carry.
-            name: of the producer.
+            name: of the link, which its producer and its watermark rows carry.
             wake: called when there is something to pull.
 
         Raises:
@@ -86,9 +80,10 @@ class LinkReading:
             raise TemporaryFailure("warming up")
         opening = features.LINK.open(PREFIX + name)
         (_, flags) = OPEN_EXTRAS.unpack(opening.extras)
-        self.closed = ""
-        self.streams: dict[int, StreamState] = {}
-        self._row = PREFIX + link
+        self.closed = ""  # why nothing more will come
+        self.drained = False  # nothing is to be pulled; `wake` is called before there is
+        self.streams: dict[int, StreamState] = {}  # by opaque
+        self._row = PREFIX + name
         self._wake = wake
         self._gone = False
         self._opaque = 0
@@ -99,6 +94,7 @@ class LinkReading:
             self._producer.handle(control)
 
     def _stirred(self) -> None:
+        self.drained = False
         if not self._gone:
             self._wake()
 
@@ -115,6 +111,7 @@ class LinkReading:
         key: bytes = b"",
         value: bytes = b"",
     ) -> bytes | None:
+        self.drained = False
         answer = self._producer.handle(RequestFrame(opcode, key, extras, value, vbucket, opaque))
         return None if answer is None else answer.value
 
@@ -139,17 +136,6 @@ class LinkReading:
         self.streams[stream.opaque] = stream
         return stream
 
-    def rolled_back_to(self, vbucket: VBucket, start: Start) -> int | None:
-        """Try a start; return ``None`` if it is accepted, otherwise the seqno to fall back to.
-
-        The stream has begun if it is accepted.
-        """
-        try:
-            self.begin(vbucket, start)
-        except RollbackRequired as error:
-            return error.seqno
-        return None
-
     def end(self, stream: StreamState) -> None:
         """End a stream; what of it is still to be pulled is ignored."""
         if self.streams.pop(stream.opaque, None) is None:
@@ -161,8 +147,13 @@ class LinkReading:
 
     def pull(self, budget: int) -> Pulled:
         """Read what comes next, about `budget` bytes at most."""
+        if self.drained or self._gone:
+            return _NOTHING
         pieces: list[bytes] = []
-        size = 0 if self._gone else self._producer.fill(pieces, budget)
+        self.drained = True
+        size = self._producer.fill(pieces, budget)
+        if not self._producer.drained:
+            self.drained = False
         if not size:
             return _NOTHING
         data = b"".join(pieces)
@@ -244,6 +235,7 @@ class LinkReading:
     def tick(self, now: float) -> None:
         """Learn the time: readings that are kept too long are given up."""
         self._producer.tick(now, 0)
+        self.drained = False
 
     def close(self) -> None:
         """End everything."""

@@ -23,14 +23,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from uprmc.config import Settings
 from uprmc.engine.tombstones import shown
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import NotResident, RemoteProtocolError, TemporaryFailure
 from uprmc.model import SEQNO_MAX, FailoverLog, Origin
-from uprmc.ports import Clock, Dialled, Session
+from uprmc.ports import Dialled, Session
 from uprmc.protocol.binary import decode_observe_seqno
 from uprmc.protocol.header import Frame, RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, Status, StreamFlag, status_text
@@ -44,11 +43,11 @@ from uprmc.remote.ranges import named
 from uprmc.remote.requests import IN_TIME
 from uprmc.remote.retry import Backoff, RetryPolicy
 from uprmc.rollback import ends_of_branches
-from uprmc.xdcr.node_session import TargetSession
-from uprmc.xdcr.nodes import TargetNodes
 from uprmc.xdcr.reading import PREFIX
-from uprmc.xdcr.run import LinkRun
-from uprmc.xdcr.target import Target
+from uprmc.xdcr.target import Target, TargetSession
+
+if TYPE_CHECKING:
+    from uprmc.xdcr.link import Link
 
 # --- compared -------------------------------------------------------------------------------------
 # What a reconciliation has found in one vBucket, however often it had to begin with it.
@@ -72,16 +71,11 @@ class ReconciledVBucket:
 
 
 class ReconcileTally:
-    """The findings of a reconciliation in one vBucket.
-
-    Attributes:
-        row: what was found.
-        unanswered: keys of deletions that the target was sent.
-    """
+    """The findings of a reconciliation in one vBucket."""
 
     def __init__(self, number: int, listed_keys: int) -> None:
         self.row = ReconciledVBucket(number)
-        self.unanswered: set[bytes] = set()
+        self.unanswered: set[bytes] = set()  # keys of deletions that the target was sent
         self._listed_keys = listed_keys
         self._doubtful: set[bytes] = set()
         self._history = 0
@@ -149,60 +143,37 @@ _FLAGS = int(StreamFlag.LATEST | StreamFlag.ACTIVE_ONLY)
 
 
 class FarDocument(NamedTuple):
-    """A document of the target.
-
-    Attributes:
-        key: its key.
-        rev, cas: of the version there.
-        origin: where that was first accepted; ``None`` = at the target.
-    """
+    """A document of the target."""
 
     key: bytes
     rev: int
     cas: int
-    origin: Origin | None
-
-
-class FarOwner(Protocol):
-    """Who reads."""
-
-    def ready(self, far: FarDocuments) -> None:
-        """Take note that `FarDocuments.read` may be called."""
-
-    def take(self, far: FarDocuments, documents: list[FarDocument], *, done: bool) -> None:
-        """Look at documents, and call `FarDocuments.go_on` then; `done` = there are no more."""
-
-    def far_failed(self, place: str, why: str, *, final: bool = False) -> None:
-        """Take note that no more can be read, and why.
-
-        Args:
-            place: of the node.
-            why: in words.
-            final: another connection would not be better.
-        """
+    origin: Origin | None  # where the version was first accepted; ``None`` = at the target
 
 
 class FarDocuments(TargetSession):
-    """A connection that reads the keys of one node of the target."""
+    """A connection that reads the keys of one node of the target.
+
+    It is not that of the link: flow control would hold up what the link sends as well.
+    """
 
     def __init__(
         self,
         place: str,
-        owner: FarOwner,
-        name: bytes,
+        owner: Reconciliation,
+        link: Link,
         login: Login | None,
-        settings: Settings,
-        clock: Clock,
         wake: Callable[[], None],
     ) -> None:
         self._owner = owner
-        self._name = name
+        # Links of other nodes may have the same name.
+        self._name = PREFIX + f"{link.spec.name}:{link.spec.id}:reconcile".encode()
         self._stream = 0
         self._documents: list[FarDocument] = []
         self._unacknowledged = 0
         self._owner_is_busy = self._ended = self._hung_up = False
         handshake = features.COMPARER
-        super().__init__(place, handshake.features, login, settings, clock, wake)
+        super().__init__(place, handshake.features, login, link.bucket.settings, link.clock, wake)
 
     # --- the handshake --------------------------------------------------------------------------
 
@@ -325,54 +296,6 @@ def _document(frame: RequestFrame) -> FarDocument:
     return FarDocument(frame.key, rev, frame.cas, origin)
 
 
-# --- far nodes ------------------------------------------------------------------------------------
-# The connections by which a reconciliation reads the target's documents, one for each node.
-#
-# They are not those of the link: flow control would hold up what the link sends as well.
-
-
-class FarNodes:
-    """The connections of one reconciliation."""
-
-    def __init__(self, run: LinkRun, nodes: TargetNodes, owner: FarOwner) -> None:
-        self._run = run
-        self._nodes = nodes
-        self._owner = owner
-        self._fars: dict[str, FarDocuments] = {}
-        self._dialled: dict[str, Dialled] = {}
-
-    def read(self, place: str, number: int) -> None:
-        """Read a vBucket of a node; `FarOwner.ready` is called first if there is no connection."""
-        far = self._fars.get(place)
-        if far is not None:
-            far.read(number)
-            return
-        make, failed = partial(self._make, place), partial(self._owner.far_failed, place)
-        unusable = partial(failed, final=True)
-        self._dialled[place] = self._nodes.reach(self._run.spec, place, make, failed, unusable)
-
-    def _make(self, place: str, login: Login | None, wake: Callable[[], None]) -> Session:
-        settings, clock = self._run.hub.bucket.settings, self._run.hub.bucket.clock
-        spec = self._run.spec  # links of other nodes may have the same name
-        name = PREFIX + f"{spec.name}:{spec.id}:reconcile".encode()
-        far = FarDocuments(place, self._owner, name, login, settings, clock, wake)
-        self._fars[place] = far
-        return far
-
-    def hang_up(self, place: str) -> None:
-        """End the connection to a node, if there is one; nothing more is told of it."""
-        far, dialled = self._fars.pop(place, None), self._dialled.pop(place, None)
-        if far is not None:
-            far.hang_up()
-        if dialled is not None:
-            dialled.abandon()
-
-    def hang_up_all(self) -> None:
-        """End all connections."""
-        for place in list(self._dialled):
-            self.hang_up(place)
-
-
 # --- durable --------------------------------------------------------------------------------------
 # Waiting until a target has on its disk what it has acknowledged of a vBucket.
 #
@@ -387,30 +310,26 @@ _UNKNOWN = frozenset({Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED})
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.02, 1.0
 
 
-class UntilDurable:
+class _UntilDurable:
     """Asks again and again, for `kv.persistence_timeout_s` at most; it ends with the connection."""
 
     def __init__(
-        self, run: LinkRun, target: Target, number: int, done: Callable[[str], None]
+        self, link: Link, target: Target, number: int, done: Callable[[str], None]
     ) -> None:
         """Begin to wait for what the target has acknowledged until now.
 
-        Args:
-            run: of the link.
-            target: the connection by which it was acknowledged.
-            number: of the vBucket.
-            done: called with an empty text, or with why it is not known. A node that cannot say
-                how far its disk is counts as durable. Never called if the connection ends.
+        `done` is called with an empty text, or with why it is not known. A node that cannot say how
+        far its disk is counts as durable. It is never called if the connection ends.
         """
-        self._run = run
+        self._link = link
         self._target = target
         self._number = number
         self._done = done
-        self._clock = run.hub.bucket.clock
+        self._clock = link.clock
         self._policy = RetryPolicy(
             Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S),
             self._clock.monotonic(),
-            patience_s=run.hub.bucket.settings.kv.persistence_timeout_s,
+            patience_s=link.bucket.settings.kv.persistence_timeout_s,
         )
         held = None if target.held is None else target.held.get(number)
         self._uuid = 0 if held is None else held.uuid
@@ -449,7 +368,7 @@ class UntilDurable:
         if wait_s is None:
             self._done("what was deleted does not reach its disk")
         else:
-            self._run.world.later(wait_s, self._ask)
+            self._link.world.later(wait_s, self._ask)
 
 
 # --- reconcile ------------------------------------------------------------------------------------
@@ -466,20 +385,14 @@ _CHANGED = (Status.KEY_EXISTS, Status.KEY_NOT_FOUND)
 
 
 class _Portion:
-    """Documents that were handed over together.
-
-    Attributes:
-        far: who handed them over; when it has hung up, the vBucket is begun again without them.
-        done: whether they are the last ones of their vBucket.
-        open: how much of them is still to be waited for.
-    """
+    """Documents that were handed over together."""
 
     __slots__ = ("_tries", "done", "far", "open")
 
     def __init__(self, far: FarDocuments, done: bool) -> None:
-        self.far = far
-        self.done = done
-        self.open = 1
+        self.far = far  # when it has hung up, the vBucket is begun again without them
+        self.done = done  # they are the last ones of their vBucket
+        self.open = 1  # how much of them is still to be waited for
         self._tries = _TRIES
 
     def may_try(self) -> bool:
@@ -489,45 +402,22 @@ class _Portion:
 
 
 class Reconciliation:
-    """One run of ``uprmc xdcr reconcile``. Implements `far_documents.FarOwner`.
+    """One run of ``uprmc xdcr reconcile``."""
 
-    Attributes:
-        dry_run: nothing is deleted, and the link goes on waiting.
-        running: whether it is not over.
-        error: why it has ended too early; empty = it has not.
-        compared: what became of the vBuckets that are done, in their order.
-    """
-
-    def __init__(
-        self,
-        run: LinkRun,
-        nodes: TargetNodes,
-        numbers: Iterable[int],
-        repaired: Callable[[int, int], None],
-        *,
-        dry_run: bool,
-    ) -> None:
-        """Prepare it.
-
-        Args:
-            run, nodes: of the link.
-            numbers: the vBuckets.
-            repaired: called with each vBucket whose target has nothing too much any more, and its
-                purge seqno when it was begun with.
-            dry_run: see the class.
-        """
-        self.dry_run = dry_run
+    def __init__(self, link: Link, numbers: Iterable[int], *, dry_run: bool) -> None:
+        """Prepare it for some vBuckets."""
+        self.dry_run = dry_run  # nothing is deleted, and the link goes on waiting
         self.running = True
-        self.error = ""
-        self.compared: list[ReconciledVBucket] = []
-        self._run = run
-        self._nodes = nodes
+        self.error = ""  # why it has ended too early
+        self.compared: list[ReconciledVBucket] = []  # the vBuckets that are done, in their order
+        self._link = link
+        self._bucket = link.bucket
         self._left = deque(numbers)
         self._number_of_all = len(self._left)
-        self._repaired = repaired
-        self._pattern = run.spec.pattern()
-        self._fars = FarNodes(run, nodes, self)
-        settings = run.hub.bucket.settings.xdcr
+        self._pattern = link.spec.pattern()
+        self._fars: dict[str, FarDocuments] = {}  # by node
+        self._dialled: dict[str, Dialled] = {}
+        settings = link.bucket.settings.xdcr
         self._policy = RetryPolicy(
             Backoff(_PAUSE_S, settings.redial_max_s), patience_s=settings.reconcile_wait_s
         )
@@ -545,7 +435,7 @@ class Reconciliation:
         """Return how far it is, and what became of some vBuckets from a place in `compared` on."""
         rows = self.compared[first : first + SHOWN_AT_ONCE]
         return {
-            "name": self._run.spec.name,
+            "name": self._link.spec.name,
             "dry_run": self.dry_run,
             "running": self.running,
             "error": self.error,
@@ -558,7 +448,7 @@ class Reconciliation:
 
     def go_on(self) -> None:
         """Begin with the next vBucket that is active here."""
-        active = self._run.hub.bucket.active
+        active = self._bucket.active
         while self._left and self._left[0] not in active:
             self._left.popleft()
         if not self._left:
@@ -577,33 +467,55 @@ class Reconciliation:
         if not self._is_same():
             return
         number = vbucket.id
-        target, why = self._nodes.holder(number)
+        target, why = self._link.nodes.holder(number)
         if target is None:
             self._begin_later(why or "no node of the target is connected")
             return
         if self._tally.unanswered:
             self._begin_later(f"{target.place}: it has not answered whether it has deleted all")
             return
-        if number in self._run.stopped:
-            self._run.keep_all(number)  # what is deleted from now on is not purged
+        if number in self._link.stopped:
+            self._link.keep_all(number)  # what is deleted from now on is not purged
         self._target = target
         self._purged = vbucket.purge_seqno
         self._ours = ends_of_branches(self._log, vbucket.high_seqno)
         history = 0 if target.held is None else target.held[number].uuid
         self._tally.begin(history, dry_run=self.dry_run)
-        self._fars.read(target.place, number)
+        self._read(target.place, number)
+
+    def _read(self, place: str, number: int) -> None:
+        """Read a vBucket of a node; `ready` is called first if there is no connection."""
+        far = self._fars.get(place)
+        if far is not None:
+            far.read(number)
+            return
+        make, failed = partial(self._make, place), partial(self.far_failed, place)
+        unusable = partial(failed, final=True)
+        self._dialled[place] = self._link.nodes.reach(place, make, failed, unusable)
+
+    def _make(self, place: str, login: Login | None, wake: Callable[[], None]) -> Session:
+        far = self._fars[place] = FarDocuments(place, self, self._link, login, wake)
+        return far
+
+    def _hang_up(self, place: str) -> None:
+        """End the connection to a node, if there is one; nothing more comes of it."""
+        far, dialled = self._fars.pop(place, None), self._dialled.pop(place, None)
+        if far is not None:
+            far.hang_up()
+        if dialled is not None:
+            dialled.abandon()
 
     def _begin_later(self, why: str) -> None:
         """Begin with the vBucket again after a while, or end if there was no progress for long."""
         if self._waits or not self.running:
             return
         self._why = self._why or why
-        wait_s = self._policy.wait_s(self._run.hub.bucket.clock.monotonic())
+        wait_s = self._policy.wait_s(self._link.clock.monotonic())
         if wait_s is None:
             self.abort(self._why)
             return
         self._waits = True
-        self._run.world.later(wait_s, self._begin_again)
+        self._link.world.later(wait_s, self._begin_again)
 
     def _begin_again(self) -> None:
         self._waits = False
@@ -611,16 +523,16 @@ class Reconciliation:
 
     def _note_progress(self) -> None:
         self._why = ""
-        self._policy.good(self._run.hub.bucket.clock.monotonic())
+        self._policy.good(self._link.clock.monotonic())
 
     def ready(self, far: FarDocuments) -> None:
-        """See `FarOwner`."""
+        """Read the vBucket: a connection to its node has come about."""
         if self.running:
             far.read(self._left[0])
 
     def far_failed(self, place: str, why: str, *, final: bool = False) -> None:
-        """See `FarOwner`."""
-        self._fars.hang_up(place)
+        """Take note that a node cannot be read; `final` = by another connection neither."""
+        self._hang_up(place)
         if self._target is None or self._target.place != place:
             return
         if final:
@@ -642,12 +554,13 @@ class Reconciliation:
 
     def _end(self) -> None:
         self.running = False
-        self._fars.hang_up_all()
+        for place in list(self._dialled):
+            self._hang_up(place)
 
     # --- the documents of a vBucket -------------------------------------------------------------
 
     def take(self, far: FarDocuments, documents: list[FarDocument], *, done: bool) -> None:
-        """See `FarOwner`."""
+        """Look at documents, and call `go_on` of `far` then; `done` = there are no more."""
         if not self._is_same():
             return
         assert self._vbucket is not None
@@ -674,7 +587,7 @@ class Reconciliation:
         vbucket = self._vbucket
         if not self.running or vbucket is None:
             return False
-        if self._run.hub.bucket.active.get(vbucket.id) is not vbucket:
+        if self._bucket.active.get(vbucket.id) is not vbucket:
             self.abort(f"vBucket {vbucket.id} is not active here any more")
         elif vbucket.failover_log is not self._log:
             self.abort(f"vBucket {vbucket.id} has another history now")
@@ -693,7 +606,7 @@ class Reconciliation:
         if portion.done and self._tally.has_deleted and not self.dry_run:
             assert self._target is not None
             on_disk = partial(self._on_disk, portion, self._target.place)
-            UntilDurable(self._run, self._target, self._left[0], on_disk)
+            _UntilDurable(self._link, self._target, self._left[0], on_disk)
         elif portion.done:
             self._vbucket_done()
 
@@ -710,11 +623,11 @@ class Reconciliation:
         self._left.popleft()
         self.compared.append(row)
         if not self.dry_run:
-            self._run.counters.docs_reconciled += row.deleted
-            fields = {"link": self._run.spec.name, "vbucket": row.vbucket}
+            self._link.counters.docs_reconciled += row.deleted
+            fields = {"link": self._link.spec.name, "vbucket": row.vbucket}
             fields |= {"deleted": row.deleted, "kept": row.kept}
-            self._run.world.on_event("xdcr_reconciled", fields)
-            self._repaired(row.vbucket, self._purged)
+            self._link.world.on_event("xdcr_reconciled", fields)
+            self._link.resuming.release(row.vbucket, self._purged)
         self.go_on()
 
     # --- what is not here -----------------------------------------------------------------------
@@ -725,7 +638,7 @@ class Reconciliation:
             portion.open += 1
             wanted = [(self._left[0], document.key) for document in suspects]
             looked_up = partial(self._looked_up, portion, suspects)
-            self._run.hub.bucket.fetcher.want(wanted, looked_up)
+            self._bucket.fetcher.want(wanted, looked_up)
 
     def _looked_up(self, portion: _Portion, suspects: list[FarDocument], ok: bool) -> None:
         if not self._is_current(portion):
@@ -736,7 +649,7 @@ class Reconciliation:
             return
         if again:
             portion.open += 1
-            self._run.world.later(_PAUSE_S, partial(self._look_up_again, portion, again))
+            self._link.world.later(_PAUSE_S, partial(self._look_up_again, portion, again))
         self._close(portion)
 
     def _look_up_again(self, portion: _Portion, suspects: list[FarDocument]) -> None:
@@ -751,7 +664,7 @@ class Reconciliation:
         if vbucket.table.get(document.key) is not None:
             return True
         try:
-            tombstone = self._run.hub.bucket.fetcher.tombstone(vbucket, document.key)
+            tombstone = self._bucket.fetcher.tombstone(vbucket, document.key)
         except (NotResident, TemporaryFailure):
             return False
         if tombstone is None and self.dry_run:
@@ -767,7 +680,7 @@ class Reconciliation:
         assert vbucket is not None
         assert target is not None
         rev = max(document.rev + 1, vbucket.max_deleted_rev)
-        cas = max(document.cas + 1, self._run.hub.bucket.account.next_cas())
+        cas = max(document.cas + 1, self._bucket.account.next_cas())
         assert document.origin is not None
         portion.open += 1
         self._tally.unanswered.add(document.key)
@@ -785,7 +698,7 @@ class Reconciliation:
             self._tally.row.changed += 1
         elif status in IN_TIME and portion.may_try():
             again = partial(self._delete_again, portion, document)
-            self._run.world.later(_PAUSE_S, again)
+            self._link.world.later(_PAUSE_S, again)
             return
         elif status:
             key = shown(document.key)

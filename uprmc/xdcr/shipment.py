@@ -33,34 +33,19 @@ KEPT_ERRORS = 20
 
 @dataclass(slots=True)
 class Counters:
-    """The counters of one link.
+    """The counters of one link."""
 
-    Attributes:
-        docs_written: documents and deletions that the target has stored.
-        docs_checked: look-ups of the target's version.
-        docs_opt_repd: documents that were sent without a look-up.
-        docs_filtered: items that the filter left out.
-        docs_failed_cr_source: documents not sent because the target's version is newer.
-        docs_failed_cr_target: items that the target refused because its version is newer.
-        docs_refused: items that the target has refused for another reason; see the errors.
-        deletions_written: of `docs_written`, deletions.
-        echoes_stopped: versions not sent because they come from the target.
-        data_bytes: bytes of requests that were sent.
-        docs_reconciled: documents that ``uprmc xdcr reconcile`` has deleted at the target.
-        checkpoints, failed_checkpoints: written, and not.
-    """
-
-    docs_written: int = 0
-    docs_checked: int = 0
-    docs_opt_repd: int = 0
-    docs_filtered: int = 0
-    docs_failed_cr_source: int = 0
-    docs_failed_cr_target: int = 0
-    docs_refused: int = 0
-    deletions_written: int = 0
-    echoes_stopped: int = 0
-    data_bytes: int = 0
-    docs_reconciled: int = 0
+    docs_written: int = 0  # documents and deletions that the target has stored
+    docs_checked: int = 0  # look-ups of the target's version
+    docs_opt_repd: int = 0  # documents that were sent without a look-up
+    docs_filtered: int = 0  # items that the filter left out
+    docs_failed_cr_source: int = 0  # documents not sent: the target's version is newer
+    docs_failed_cr_target: int = 0  # items that the target refused: its version is newer
+    docs_refused: int = 0  # items that it has refused for another reason; see the errors
+    deletions_written: int = 0  # of `docs_written`
+    echoes_stopped: int = 0  # versions not sent because they come from the target
+    data_bytes: int = 0  # of requests that were sent
+    docs_reconciled: int = 0  # documents that `uprmc xdcr reconcile` has deleted at the target
     checkpoints: int = 0
     failed_checkpoints: int = 0
 
@@ -187,31 +172,7 @@ def shown(key: bytes) -> str:
 
 
 class Shipment:
-    """One vBucket of a link on its way.
-
-    Attributes:
-        vbucket: the vBucket that is sent.
-        place: the node of the target.
-        stream: what is read.
-        target_uuid: the target's newest history when it began; 0 = it tells none.
-        target_seqno: the target's high seqno as of the last checkpoint.
-        through: everything up to here has arrived.
-        front: and up to here everything but the debts.
-        debts: what the target refuses, by key.
-        theirs: histories of the target, each with its last seqno: what was first accepted there
-            is not sent back.
-        tells_origins, tells_expirations: whether the target knows these.
-        clean: whether the target misses no deletion; ``None`` = the first snapshot will tell.
-        told: by source, the newest record that was passed on.
-        moved: gets the vBucket's number when it has arrived further.
-        purged: see `Record`.
-        theirs_purged: up to where the target had purged deletions when it was asked last.
-        arrived: what came up to here has arrived before; only deletions that came from the target
-            are read again, because it has purged them.
-        is_told: whether the target knows the newest checkpoint that is the end of a snapshot, or is
-            being told.
-        dead: nothing of it counts any more.
-    """
+    """One vBucket of a link on its way."""
 
     __slots__ = (
         "_all_debts",
@@ -251,20 +212,32 @@ class Shipment:
         debts: Debts,
     ) -> None:
         self.vbucket = vbucket
-        self.moved = moved
-        self.place = place
-        self.stream = stream
+        self.moved = moved  # gets the vBucket's number when it has arrived further
+        self.place = place  # the node of the target
+        self.stream = stream  # what is read
+        # The target's newest history when it began, 0 = it tells none; and its high seqno as of
+        # the last checkpoint.
         self.target_uuid, self.target_seqno = target
-        self.through = self.front = through
-        self.debts: dict[bytes, Debt] = {}
+        self.through = through  # everything up to here has arrived
+        self.front = through  # and up to here everything but the debts
+        self.debts: dict[bytes, Debt] = {}  # what the target refuses, by key
         self._all_debts = debts
         self._held: deque[tuple[set[bytes], LinkPosition]] = deque()  # positions behind debts
+        # Histories of the target, each with its last seqno: what was first accepted there is not
+        # sent back.
         self.theirs: dict[int, int] = {}
-        self.tells_origins = self.tells_expirations = False
+        self.tells_origins = self.tells_expirations = False  # the target knows these
+        # Whether the target misses no deletion; ``None`` = the first snapshot will show.
         self.clean: bool | None = None
-        self.told: dict[str, tuple[int, int]] = {}
-        self.purged = self.theirs_purged = self.arrived = 0
-        self.dead = self.is_told = False
+        self.told: dict[str, tuple[int, int]] = {}  # by source, the newest record passed on
+        self.purged = 0  # see `Record`
+        self.theirs_purged = 0  # up to where the target had purged deletions, as of the last answer
+        # What came up to here has arrived before; only deletions that came from the target are read
+        # again, because it has purged them.
+        self.arrived = 0
+        self.dead = False  # nothing of it counts any more
+        # The target knows the newest checkpoint that is the end of a snapshot, or is being told.
+        self.is_told = False
         self._under_way: deque[tuple[LinkWindow, LinkPosition, int]] = deque()
         self._echo = SEQNO_MAX
         self._echoes: list[tuple[int, int]] = []

@@ -4,37 +4,264 @@ Before anything is sent the node says which vBuckets it has, and the failover lo
 each: the link decides by these where to go on. This is asked again on every connection, because a
 node that was restarted may have lost what it had acknowledged.
 
-Answers to items are understood by `windows`; what an answer means is told to the link's
-`ItemSource`, and what becomes of the connection to its `TargetOwner`.
+Answers to items are understood by `windows`; the link's `sender` decides what follows from them,
+and the link what follows from the end of the connection.
 """
 
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uprmc.config import Settings
-from uprmc.errors import InvalidArguments
+from uprmc.errors import InvalidArguments, ProtocolError
+from uprmc.login.mechanisms import LoginRefused
 from uprmc.model import FailoverLog, Origin, VBucketState
-from uprmc.ports import Clock
-from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST
-from uprmc.protocol.header import Frame, ResponseFrame
+from uprmc.ports import Clock, Session
+from uprmc.protocol.binary import OBSERVE_SEQNO_REQUEST, decode_hello, encode_hello
+from uprmc.protocol.framer import BinaryFramer
+from uprmc.protocol.header import Frame, ResponseFrame, encode_request
 from uprmc.protocol.management import WITH_META_NMETA_EXTRAS
 from uprmc.protocol.opcodes import Feature, Opcode, Status
 from uprmc.protocol.origins import ORIGIN_META_BYTES, encode_origin
 from uprmc.protocol.upr import decode_term
 from uprmc.remote.cluster_map import ClusterMap, map_of
+from uprmc.remote.conversation import (
+    KEEP_ALIVES,
+    Questions,
+    Silence,
+    keep_alive_answer,
+    take_frames,
+)
 from uprmc.remote.directory import News, seqno_rows, seqnos_request, telling
 from uprmc.remote.history import read_log
 from uprmc.remote.login import Login
 from uprmc.remote.requests import IN_TIME
-from uprmc.xdcr.frames import LinkMeta, read_meta
-from uprmc.xdcr.node_session import Answered, Lost, TargetSession, begun_again
+from uprmc.xdcr.frames import read_meta
 from uprmc.xdcr.received import ToldRecord, told_of
-from uprmc.xdcr.windows import Item, LinkWindow, Windows
+from uprmc.xdcr.windows import Item, Windows
+
+if TYPE_CHECKING:
+    from uprmc.xdcr.link import Link
+
+# --- session --------------------------------------------------------------------------------------
+# Greeting, login, questions with their answers, silence. `Target` sends a link's items over one of
+# these, and `reconcile.FarDocuments` reads what the node has over another one.
+
+_AGENT = b"uprmc-xdcr"
+_BUCKET = b"default"
+
+#: A node that was asked nothing for this long is asked whether it is there.
+_ASK_S = 10.0
+
+Answered = Callable[[ResponseFrame], None]
+Lost = Callable[[], None]
+
+
+def begun_again() -> None:
+    """Do nothing when a question is lost: the owner learns that the connection has ended.
+
+    This is for what the owner asks again on the next connection anyway.
+    """
+
+
+class Question(NamedTuple):
+    """What follows from a question: one of both is called, once."""
+
+    answered: Answered
+    lost: Lost
+
+
+class TargetSession(ABC):
+    """A connection to one node of the target. Implements `ports.Session`."""
+
+    successor: Session | None = None
+    input_full = False
+
+    def __init__(
+        self,
+        place: str,
+        features: Iterable[Feature],
+        login: Login | None,
+        settings: Settings,
+        clock: Clock,
+        wake: Callable[[], None],
+    ) -> None:
+        self.place = place  # HOST:PORT of the node
+        self.closing = False
+        self.granted: tuple[int, ...] = ()  # features
+        self.wake = wake  # called when something is to be sent
+        self._login = login
+        self._computing: Callable[[], None] | None = None  # the proof of a login, in turns
+        self._framer = BinaryFramer(settings.kv.max_frame_bytes)
+        self._questions: Questions[Question] = Questions(strict=False)
+        self._silence = Silence()
+        self._silence_s = settings.xdcr.silence_s
+        self._frames: deque[bytes] = deque()
+        self._clock = clock
+        self._asked_at = clock.monotonic()
+        self._ask(Opcode.HELLO, self._greeted, key=_AGENT, value=encode_hello(features))
+
+    # --- for those that stand on it -------------------------------------------------------------
+
+    @abstractmethod
+    def _welcomed(self) -> None:
+        """Go on: the node has let us in."""
+
+    @abstractmethod
+    def _fail(self, why: str, *, final: bool) -> None:
+        """Hang up and say why; `final` = another connection would not be better."""
+
+    @abstractmethod
+    def _lost(self) -> None:
+        """Take note that the connection has ended."""
+
+    @property
+    def _is_waiting(self) -> bool:
+        """Whether the node has something to say."""
+        return bool(self._questions)
+
+    def _take(self, frame: Frame) -> None:
+        """Take a frame of the node."""
+        if not isinstance(frame, ResponseFrame):
+            if frame.opcode in KEEP_ALIVES:
+                self._frames.append(keep_alive_answer(frame.opcode, frame.opaque))
+            return
+        if frame.status == Status.AUTH_ERROR and self._login is None:
+            why = "it serves users only: make the link with --user and --password-file"
+            self._fail(why, final=True)
+            return
+        more = frame.opcode == Opcode.STAT and frame.key
+        find = self._questions.waiting_for if more else self._questions.answered
+        question = find(frame.opcode, frame.opaque)
+        if question is not None:
+            question.answered(frame)
+
+    def _ask(
+        self,
+        opcode: int,
+        answered: Answered,
+        *,
+        vbucket: int = 0,
+        extras: bytes = b"",
+        key: bytes = b"",
+        value: bytes = b"",
+        cas: int = 0,
+        lost: Lost = begun_again,
+    ) -> int:
+        """Send a question; return its opaque.
+
+        `answered` gets the answer; `lost` is called if the connection ends before.
+        """
+        opaque = self._questions.expect(opcode, Question(answered, lost))
+        self._frames.append(
+            encode_request(
+                opcode, extras=extras, key=key, value=value, vbucket=vbucket, opaque=opaque, cas=cas
+            )
+        )
+        self.wake()
+        return opaque
+
+    # --- the handshake --------------------------------------------------------------------------
+
+    def _greeted(self, reply: ResponseFrame) -> None:
+        if not reply.status:
+            self.granted = tuple(decode_hello(reply.value))
+        if self._login is None:
+            self._select()
+        else:
+            self._log_in(self._login)
+
+    def _log_in(self, login: Login, reply: ResponseFrame | None = None) -> None:
+        """Take an answer, or compute for a turn."""
+        try:
+            request = login.send(reply)
+        except StopIteration:
+            self._select()
+        except LoginRefused as error:
+            self._fail(f"it {error}", final=True)
+        else:
+            go_on = partial(self._log_in, login)
+            if request is None:
+                self._computing = go_on
+                self.wake()
+            else:
+                self._ask(request.opcode, go_on, key=request.key, value=request.value)
+
+    def _select(self) -> None:
+        if Feature.SELECT_BUCKET in self.granted:
+            self._ask(Opcode.SELECT_BUCKET, lambda _: None, key=_BUCKET)
+        self._welcomed()
+
+    # --- the session's doors --------------------------------------------------------------------
+
+    def receive_data(self, data: bytes) -> None:
+        """See `ports.Session`."""
+        if self.closing:
+            return
+        self._silence.broken = True
+        try:
+            for frame in self._framer.feed(data):
+                if not self.closing:
+                    self._take(frame)
+        except ProtocolError as error:
+            self._fail(f"it breaks the protocol: {error}", final=False)
+
+    def data_to_send(self, budget: int) -> list[bytes]:
+        """See `ports.Session`."""
+        out: list[bytes] = []
+        if self.closing:
+            return out
+        computing, self._computing = self._computing, None
+        if computing is not None:
+            computing()
+        take_frames(self._frames, out, budget)
+        return out
+
+    def tick(self, now: float) -> None:
+        """See `ports.Session`."""
+        if self.closing:
+            return
+        if not self._is_waiting:
+            self._silence.heard(now)
+            if now - self._asked_at > _ASK_S:
+                self._asked_at = now
+                self._ask_for_life()
+        elif self._silence.lasts(now, self._silence_s):
+            self._fail(f"it has said nothing for {self._silence_s:g} s", final=False)
+
+    def _ask_for_life(self) -> None:
+        self._ask(Opcode.VERSION, lambda _: None)
+
+    def buffered(self) -> tuple[int, int]:
+        """See `ports.Session`; what waits to be sent is a few questions."""
+        return 0, 0
+
+    def connection_lost(self) -> None:
+        """See `ports.Session`."""
+        self.closing = True
+        self._computing = None
+        self._frames.clear()
+        self._lose_questions()
+        self._lost()
+
+    def hang_up(self) -> None:
+        """End the connection; what it was asked is lost at once."""
+        self.closing = True
+        self._lose_questions()
+        self.wake()
+
+    def _lose_questions(self) -> None:
+        for question in self._questions.clear():
+            question.lost()
+
+
+# --- target ---------------------------------------------------------------------------------------
 
 _FEATURES = (
     Feature.JSON,
@@ -56,25 +283,20 @@ VBUCKETS_MAX = 1_024
 #: Why there is no answer to a question.
 _LOST = "the connection was lost before it had answered"
 
-#: The histories of so many vBuckets are told when records are asked for.
-_HISTORIES_AT_ONCE = 64
+#: So many of the newest histories of so many vBuckets go with one question for records.
+_HISTORIES, _HISTORIES_AT_ONCE = 8, 64
 
 #: Records in one request.
 RECORDS_AT_ONCE = 50
 
 
 class TargetVBucket(NamedTuple):
-    """What a node has of a vBucket; an empty failover log means that it tells none.
-
-    Attributes:
-        term, seqno, log: its term, high seqno and failover log.
-        purged: up to where it has purged deletions; 0 if it does not say.
-    """
+    """What a node has of a vBucket."""
 
     term: int = 0
-    seqno: int = 0
-    log: FailoverLog = ()
-    purged: int = 0
+    seqno: int = 0  # the high one
+    log: FailoverLog = ()  # empty = it tells none
+    purged: int = 0  # up to where it has purged deletions; 0 if it does not say
 
     @property
     def uuid(self) -> int:
@@ -82,93 +304,34 @@ class TargetVBucket(NamedTuple):
         return self.log[0].uuid if self.log else 0
 
 
-class ItemSource(Protocol):
-    """What sends a link's items, and learns what becomes of them."""
-
-    def fill(self, target: Target, out: list[bytes], budget: int) -> int:
-        """Add what is to be sent next, by `Target.windows`; return how many bytes."""
-
-    def looked_up(self, target: Target, item: Item, theirs: tuple[bool, LinkMeta] | None) -> bool:
-        """Tell whether an item wins against the target's version, ``None`` = there is none."""
-
-    def sent_later(self, size: int) -> None:
-        """Take note of bytes that are sent because of a look-up."""
-
-    def refused(self, target: Target, item: Item, status: int) -> bool:
-        """Take note that the node refuses an item; return whether to send it again later."""
-
-    def settled(self, window: LinkWindow) -> None:
-        """Take note that a batch is settled."""
-
-
-class TargetOwner(Protocol):
-    """The link that a connection belongs to."""
-
-    @property
-    def bucket_uuid(self) -> str:
-        """Of our own data, 32 hex digits."""
-
-    def histories(self, numbers: Iterable[int]) -> dict[int, list[str]]:
-        """Return the newest vb_uuids of those of some vBuckets that the link sends."""
-
-    @property
-    def sender(self) -> ItemSource:
-        """What sends its items."""
-
-    def surveyed(self, target: Target) -> None:
-        """Take note that the node has told what it has."""
-
-    def pause_target(self, target: Target, seconds: float) -> None:
-        """Wake the connection after a while: what was refused for now is sent again."""
-
-    def failed(self, target: Target, why: str, *, final: bool) -> None:
-        """Take note that the connection is of no use; `final` = another one would not be either."""
-
-    def lost(self, target: Target) -> None:
-        """Take note that the connection has ended."""
-
-
 class Target(TargetSession):
-    """A connection to a node of the target that sends items.
-
-    Attributes:
-        windows: what is under way.
-        ready: whether it has told what it has.
-        map: its cluster map, ``None`` = it tells none.
-        bucket_uuid: of its data, 32 hex digits; empty = it tells none.
-        policy: how it resolves conflicts, as Couchbase names it; empty = it does not say.
-        records: checkpoints of our source that it has, by vBucket.
-        others: checkpoints of other sources that share a history with ours: we were their replica.
-        held: its active vBuckets; ``None`` = it does not say which.
-        links: number of links that it has itself; ``None`` = it does not say.
-    """
+    """A connection to a node of the target that sends items."""
 
     def __init__(
-        self,
-        place: str,
-        owner: TargetOwner,
-        login: Login | None,
-        settings: Settings,
-        clock: Clock,
-        wake: Callable[[], None],
+        self, place: str, link: Link, login: Login | None, wake: Callable[[], None]
     ) -> None:
-        self.ready = False
-        self.map: ClusterMap | None = None
-        self.held: dict[int, TargetVBucket] | None = {}
-        self.bucket_uuid = self.policy = ""
-        self.records: dict[int, list[ToldRecord]] = {}
+        self.ready = False  # it has said what it has
+        self.drained = False  # see `ports.Draining`
+        self.map: ClusterMap | None = None  # ``None`` = it has none
+        self.held: dict[int, TargetVBucket] | None = {}  # ``None`` = it does not say which
+        self.bucket_uuid = ""  # of its data, 32 hex digits; empty = it does not say
+        self.policy = ""  # how it resolves conflicts, as Couchbase names it; empty likewise
+        self.records: dict[int, list[ToldRecord]] = {}  # checkpoints of our source, by vBucket
+        #: Those of other sources that share a history with ours: this node was their replica.
         self.others: dict[int, list[ToldRecord]] = {}
-        self.links: int | None = None
+        self.links: int | None = None  # how many it has itself; ``None`` = it does not say
         self._purged: dict[int, int] = {}
         self._untold: set[str] = set()
-        self.windows = Windows(owner.sender.settled, settings.xdcr)
-        self._owner, self._sender = owner, owner.sender
-        super().__init__(place, _FEATURES, login, settings, clock, wake)
+        self._link, self._sender = link, link.sender
+        settings = link.bucket.settings
+        self.windows = Windows(self._sender.settled, settings.xdcr)
+        self._source = f"{link.world.bucket_uuid:032x}"
+        super().__init__(place, _FEATURES, login, settings, link.clock, wake)
 
     # --- what the node has ----------------------------------------------------------------------
 
     def survey(self) -> None:
-        """Ask what the node has; `TargetOwner.surveyed` is called when it has told."""
+        """Ask what the node has; `Link.surveyed` is called when it has said so."""
         self.ready = False
         self._untold = {"seqnos"}
         self._ask(Opcode.GET_CLUSTER_CONFIG, self._mapped)
@@ -190,8 +353,13 @@ class Target(TargetSession):
             self.policy = reply.value.decode("latin-1")
 
     def _ask_for_records(self, found: dict[int, list[ToldRecord]], first: int) -> None:
-        histories = self._owner.histories(range(first, first + _HISTORIES_AT_ONCE))
-        given = {"source": self._owner.bucket_uuid, "first": first, "histories": histories}
+        active = self._link.bucket.active
+        histories = {
+            number: [str(entry.uuid) for entry in active[number].failover_log[:_HISTORIES]]
+            for number in range(first, first + _HISTORIES_AT_ONCE)
+            if number in active
+        }
+        given = {"source": self._source, "first": first, "histories": histories}
         asked = json.dumps(given).encode()
         self._ask(Opcode.XDCR, partial(self._recorded, found, first), key=b"records", value=asked)
 
@@ -211,10 +379,9 @@ class Target(TargetSession):
         if isinstance(following, int) and first < following < VBUCKETS_MAX:
             self._ask_for_records(found, following)
             return
-        source = self._owner.bucket_uuid
         self.records, self.others = (
             {
-                number: [each for each in told if (each.source == source) is ours]
+                number: [each for each in told if (each.source == self._source) is ours]
                 for number, told in found.items()
             }
             for ours in (True, False)
@@ -263,7 +430,7 @@ class Target(TargetSession):
         if self._untold:
             return
         self.ready = True
-        self._owner.surveyed(self)
+        self._link.surveyed(self)
         self.wake()
 
     def ask_seqnos(
@@ -391,6 +558,7 @@ class Target(TargetSession):
         if self.ready and not self.closing and sent < budget:
             sent += self.windows.retry(out, self._clock.monotonic())
             self._sender.fill(self, out, budget - sent)
+        self.drained = not self._frames and self._sender.is_drained(self.place)
         return out
 
     @property
@@ -404,11 +572,11 @@ class Target(TargetSession):
 
     def _lost(self) -> None:
         self.ready = False
-        self._owner.lost(self)
+        self._link.lost(self)
 
     def _fail(self, why: str, *, final: bool) -> None:
         self.hang_up()
-        self._owner.failed(self, why, final=final)
+        self._link.failed(self, why, final=final)
 
     # --- answers --------------------------------------------------------------------------------
 
@@ -438,7 +606,7 @@ class Target(TargetSession):
         waited = self.windows.paused_until
         self.windows.send_again(item, now, counted=counted)
         if not waited:
-            self._owner.pause_target(self, self.windows.paused_until - now)
+            self._link.world.later(max(0.0, self.windows.paused_until - now), self.wake)
 
     def _looked_up(self, frame: ResponseFrame) -> None:
         item = self.windows.find(frame.opaque)

@@ -30,43 +30,30 @@ Item = tuple["LinkWindow", int]
 
 
 class LinkWindow:
-    """One batch.
-
-    Attributes:
-        first: opaque of its first item.
-        frames: requests of its items; ``None`` = that item is settled.
-        open: groups and look-ups that are still to be answered.
-        bytes: of all requests.
-        arrivals: called when it is settled.
-        written, deleted: items that were stored.
-        closed: no more items are added.
-        is_trial: it has what was refused before, and nothing else.
-    """
+    """One batch."""
 
     __slots__ = ("arrivals", "bytes", "closed", "deleted", "first", "frames", "is_trial", "open",
                  "written")  # fmt: skip
 
     def __init__(self, first: int) -> None:
-        self.first = first
-        self.frames: list[bytes | None] = []
-        self.open = 1
-        self.bytes = self.written = self.deleted = 0
-        self.arrivals: list[Callable[[LinkWindow], None]] = []
-        self.closed = self.is_trial = False
+        self.first = first  # opaque of its first item
+        self.frames: list[bytes | None] = []  # requests; ``None`` = that item is settled
+        self.open = 1  # groups and look-ups that are still to be answered
+        self.bytes = 0  # of all requests
+        self.written = self.deleted = 0  # items that were stored
+        self.arrivals: list[Callable[[LinkWindow], None]] = []  # called when it is settled
+        self.closed = False  # no more items are added
+        self.is_trial = False  # it has what was refused before, and nothing else
 
 
 class Windows:
-    """The batches under way to one node.
-
-    Attributes:
-        settled: called with each batch that is settled.
-        paused_until: when what was refused for now is sent again, 0 = nothing waits.
-    """
+    """The batches under way to one node."""
 
     def __init__(self, settled: Callable[[LinkWindow], None], settings: XdcrSettings) -> None:
-        self.settled = settled
+        """Begin with none; `settled` is called with each batch that is."""
+        self._settled = settled
         self._settings = settings
-        self.paused_until = 0.0
+        self.paused_until = 0.0  # what was refused for now is sent again then; 0 = nothing waits
         self._under_way: deque[LinkWindow] = deque()
         self._current: LinkWindow | None = None
         self._answered: LinkWindow | None = None
@@ -99,6 +86,11 @@ class Windows:
             window = self._current = LinkWindow(self._next)
             self._under_way.append(window)
         return window
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether there is a batch that has not ended."""
+        return self._current is not None
 
     @property
     def opaque(self) -> int:
@@ -241,6 +233,6 @@ class Windows:
             if frame is not None:
                 window.written += 1
                 window.deleted += frame[1] == _DELETE
-        self.settled(window)
+        self._settled(window)
         for arrived in window.arrivals:
             arrived(window)

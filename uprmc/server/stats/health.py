@@ -205,7 +205,8 @@ def _of_others(node: Node) -> Iterator[Problem]:
         name = link.spec.name
         see = f"see 'uprmc xdcr status {name}'"
         if link.error:
-            what = f"The link {name} has stopped: {link.error}"
+            how = "has stopped" if link.failure else "does not send everything"
+            what = f"The link {name} {how}: {link.error}"
             yield Problem(BAD, what, see, "links", name)
         elif link.progress.lag_seconds > SLOW_S:
             what = f"The link {name} is {link.progress.lag_seconds:.0f} s behind."

@@ -29,8 +29,8 @@ from uprmc.server.work.turns import Ticker
 from uprmc.upr.hub import Hub
 from uprmc.xdcr.links import Links
 from uprmc.xdcr.received import ReceivedRecords
-from uprmc.xdcr.run import LinkDial, MakeLinkSession, World
 from uprmc.xdcr.spec import LinkSpec
+from uprmc.xdcr.world import LinkDial, MakeLinkSession, World
 
 #: How often it is looked what is due.
 TICK_S = 0.1
