@@ -7,12 +7,12 @@ import struct
 from collections.abc import Callable, Iterable
 
 from interop.wire import DELETE, GET, NOT_FOUND, SET
-from tests.codec.frames import Frame, reply
+from tests.codec.frames import Frame, frame, reply
 from tests.codec.node import HangUp, ScriptedNode
 
 TERMS = 0x5501
 HELLO, STAT, ALL_SEQNOS, FAILOVER_LOG, CLUSTER_CONFIG = 0x1F, 0x10, 0x48, 0x96, 0xB5
-TELL_TERMS, UPR_OPEN, UPR_CONTROL = 0xDB, 0x50, 0x5E
+TELL_TERMS, UPR_OPEN, UPR_CONTROL, STREAM_REQUEST, STREAM_END = 0xDB, 0x50, 0x5E, 0x53, 0x55
 NOT_MY_VBUCKET, NOT_SUPPORTED, BUSY, TEMPORARY_FAILURE = 0x07, 0x83, 0x85, 0x86
 
 #: What a script returns to hang up without an answer.
@@ -89,8 +89,20 @@ class FakeKvNode(ScriptedNode):
         self.asked.append(asked.opcode)
         if asked.opcode in (UPR_OPEN, UPR_CONTROL):
             return reply(asked, 0 if asked.opcode == UPR_OPEN else NOT_SUPPORTED)
+        if asked.opcode == STREAM_REQUEST:
+            return self._stream(asked)
         answer = self.script(self, asked)
         return self.usual(asked) if answer is None else answer
+
+    def _stream(self, asked: Frame) -> bytes:
+        """Stream nothing, and end; who knows of a higher term is refused."""
+        known = json.loads(asked.value or b"{}").get("term", 0)
+        if asked.vbucket not in self.active or known > (self.term or 0):
+            self.asked.pop()
+            return reply(asked, NOT_MY_VBUCKET)
+        log = b"".join(struct.pack(">QQ", uuid, 0) for uuid in self.log)
+        ends = frame(STREAM_END, extras=bytes(4), vbucket=asked.vbucket, opaque=asked.opaque)
+        return reply(asked, value=log) + ends
 
     def _statistics(self, asked: Frame) -> bytes:
         if self.count is None:

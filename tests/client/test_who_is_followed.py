@@ -291,7 +291,7 @@ def test_a_barrier_does_not_wait_for_a_question_that_another_one_asked() -> None
     one = world.core.barrier()
     world.drive(world.core.turn(world.now))
     (session,) = world.core.nodes.sessions()
-    assert session.facts.polling
+    assert session.polling
     other = world.core.barrier()
     world.drive(world.core.turn(world.now))
     world._carry(session)

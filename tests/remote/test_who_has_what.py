@@ -20,12 +20,15 @@ from tests.client.fake_kv_node import (
     ALL_SEQNOS,
     FAILOVER_LOG,
     HANG_UP,
+    STREAM_REQUEST,
     UPR_OPEN,
     FakeKvNode,
 )
 from tests.codec.frames import Frame, reply
-from uprmc.client import forget
+from tests.server.support import Loop
+from uprmc.client import Handler, UprClient, forget
 from uprmc.client.kv import KvClient
+from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.columnar.access import Access
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.errors import UprmcError
@@ -33,6 +36,9 @@ from uprmc.index.source import IndexSource
 
 #: A node that says nothing for so long is given up.
 SILENCE_S = 0.5
+
+#: A consumer gives up what is nowhere after so long; a node that hangs has been given up by then.
+PATIENCE_S, LIMIT_S = 1.0, 5.0
 
 #: A key of vBucket 0, of 4.
 KEY = next(b"%d" % n for n in range(100) if vbucket_of(b"%d" % n, 4) == 0)
@@ -76,12 +82,30 @@ def index(nodes: Nodes_, places: Sequence[str]) -> str:
         return place
 
 
-USERS = {each.__name__: each for each in (kv_client, columnar, forgetting, index)}
+def streaming(nodes: Nodes_, places: Sequence[str]) -> str:
+    with UprClient(places, Handler(), vbuckets=[0], patience_s=PATIENCE_S) as client:
+        client.run(until="now", timeout_s=LIMIT_S)
+    return turned_to(nodes, STREAM_REQUEST)
+
+
+def streaming_in_a_reactor(nodes: Nodes_, places: Sequence[str]) -> str:
+    loop = Loop()
+    options: Any = {"vbuckets": [0], "patience_s": PATIENCE_S, "reactor": loop.reactor}
+    client = TwistedUprClient(places, Handler(), **options)
+    loop.result(client.run("now", timeout_s=LIMIT_S), 2 * LIMIT_S)
+    return turned_to(nodes, STREAM_REQUEST)
+
+
+USERS = {
+    each.__name__: each
+    for each in (kv_client, columnar, forgetting, index, streaming, streaming_in_a_reactor)
+}
 
 
 @pytest.fixture(name="user", params=USERS)
 def _user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("uprmc.index.source_nodes._ANSWER_S", SILENCE_S)
+    monkeypatch.setattr("uprmc.client.nodes._TELL_S", SILENCE_S)
     monkeypatch.setattr(
         "uprmc.index.source.deferToThreadPool",
         lambda reactor, pool, what, *given: maybeDeferred(what, *given),
@@ -224,4 +248,5 @@ def test_a_node_that_hangs_up_is_named(user: Any) -> None:
         node._answer = (  # type: ignore[method-assign]
             lambda asked: HANG_UP if asked.opcode == ALL_SEQNOS else usual(asked)
         )
-        assert f"{node.place} closed the connection" in user(node)
+        why = user(node)
+        assert f"{node.place} closed the connection" in why or f"at {node.place} ended" in why

@@ -15,7 +15,7 @@ from tests.sim.replica_desk import TAKEN, ReplicaDesk
 from tests.sim.replica_mirror import AT_ONCE, KINDS, NATIVE
 from tests.sim.replica_plan import Plan
 from tests.sim.replica_run import ReplicaRun
-from uprmc.client.streams import ClientStreams
+from uprmc.remote.directory import Directory
 
 pytestmark = pytest.mark.sim
 
@@ -112,7 +112,7 @@ def test_an_active_that_was_deposed_and_comes_back_is_followed_by_no_program(
 
 def nobody_tells(patch: pytest.MonkeyPatch) -> None:
     """Have users who may not tell a node that it was deposed; so it takes writes for longer."""
-    patch.setattr(ClientStreams, "tell_late", lambda _: iter(()))
+    patch.setattr(Directory, "news", lambda _, place: [])
 
 
 def deposed_active(desk: ReplicaDesk, kind: str, *, may_learn: bool = False) -> None:

@@ -23,7 +23,6 @@ from tests.sim.replica_plan import OPERATING, TOPOLOGIES, Plan
 from tests.sim.replica_run import ReplicaRun
 from tests.sim.test_replica_programs import deposed_active, nobody_tells
 from tests.sim.upr_kinds import PLAIN, RARE
-from uprmc.client import nodes
 from uprmc.client.follow import Follower
 from uprmc.client.nodes import ClientNodes
 from uprmc.client.position import PositionWriter, VBucketPlace
@@ -39,7 +38,8 @@ from uprmc.engine.purge import PurgeLimits
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.model import Life, SnapshotRange, VBucketHeader
 from uprmc.record import pack, seqno_of, unpack
-from uprmc.remote.directory import Choice, Claim
+from uprmc.remote import directory
+from uprmc.remote.directory import Choice, Claim, Directory
 from uprmc.upr import admission, intake, producer, receiver, undo
 from uprmc.upr.link import ReplicaLink
 from uprmc.upr.receiver import Receiver
@@ -567,6 +567,8 @@ def test_a_broken_rule_of_replicas_is_noticed(case: Break, monkeypatch: pytest.M
 
 def _longest(vbucket: int, claims: Sequence[Claim], known_term: int = 0) -> Choice:
     ranked = sorted(claims, key=lambda claim: len(claim.log))
+    if len(claims) > 1 and not ranked[0].log:
+        return Choice(undecided=tuple(claim.place for claim in claims))
     return Choice(ranked[-1].place) if claims else Choice(claimed=False)
 
 
@@ -579,17 +581,12 @@ _SAY_NO_TERM = instead(VBucketPlace, "asked", lambda whole, place: whole(place).
         broken(
             "follow the longest log: crashes make it longer, as failovers do",
             _SAY_NO_TERM,
-            swap(nodes, "chosen", _longest),
-            swap(
-                ClientNodes,
-                "disputed",
-                lambda found: {n for each in found.sessions() for n in each.facts.active},
-            ),
+            swap(directory, "chosen", _longest),
             said="deposed|never comes? to rest",
         ),
         broken(
             "follow whoever answers first",
-            swap(ClientNodes, "all_asked", lambda _: True),
+            swap(Directory, "settled", True),
             swap(ClientNodes, "asked_since", lambda *_: True),
             said="deposed|never comes? to rest",
             seed=2,

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
 
-from uprmc.client.ask import Ask, Task
+from uprmc.client.ask import Task
 from uprmc.client.decoder import Accepted, Event, StreamEnded
 from uprmc.client.errors import (
     ClientError,
@@ -118,7 +118,6 @@ class UprCore:
             wants_values=self.options.values,
             buffer_bytes=self.options.buffer_bytes,
             noop_interval_s=self.options.noop_interval_s,
-            wants_replicas=self.options.replicas,
             instance=self.options.instance,
             credentials=self.options.credentials,
             tls=self.options.tls,
@@ -129,15 +128,14 @@ class UprCore:
 
     def failed(self, place: str, error: ClientError, now: float) -> None:
         """Learn that a node could not be reached."""
-        self.nodes.named(place).lost(error, now, self.options.jitter())
+        self.nodes.lost(place, error, now, self.options.jitter())
 
     def lost(self, session: NodeSession, error: ClientError, now: float) -> None:
         """Learn that a connection has ended; its streams are asked for again, here or elsewhere."""
-        node = self.nodes.named(session.place)
-        if node.session is not session:
+        if self.nodes.session_at(session.place) is not session:
             return
         self.streams.now = now
-        node.lost(error, now, self.options.jitter())
+        self.nodes.lost(session.place, error, now, self.options.jitter())
         self._leave_collector()
         self._barriers.broken(session.place, ConnectionLost(str(error)))
         for task in session.close():
@@ -175,8 +173,8 @@ class UprCore:
         deaf_s = now - self._turned if self._turned else 0.0
         self.streams.now = self._turned = now
         sessions = self.nodes.sessions()
+        self.nodes.look(now)
         for node in self.nodes.all():
-            node.look(now)
             if node.session is not None:
                 if deaf_s > _LISTENING_S:
                     node.session.was_not_listened_to(deaf_s)
@@ -212,7 +210,9 @@ class UprCore:
         self._note_watermarks()
         for session in self.nodes.sessions():
             session.report_rest()
-        return any(registered.unanswered for registered in self._registered())
+        telling = [each.decoder.questions.opcodes() for each in self.nodes.sessions()]
+        told = all(Opcode.TELL_TERMS not in opcodes for opcodes in telling)
+        return not told or any(registered.unanswered for registered in self._registered())
 
     def _note_watermarks(self) -> None:
         """Have ready for the nodes up to where the state has the vBuckets registered there."""
@@ -299,9 +299,7 @@ class UprCore:
         route = self.streams.routes[stream.vbucket]
         if route.stream is not stream:
             stream.dropped = True
-        elif route.place.adopt(stream.log):
-            route.log_term = stream.term
-            route.place.term = max(route.place.term, stream.term)
+        elif self.streams.accepted(route, stream):
             self.writer.adopted(route.place)
         else:
             stream.dropped = True
@@ -394,7 +392,6 @@ class UprCore:
         Raises:
             StateError: it could not be written.
         """
-        yield from self.streams.tell_late()
         if self.writer.is_behind and (
             self.writer.shared or now - self._received_at >= _SAVE_AFTER_S
         ):
@@ -422,7 +419,8 @@ class UprCore:
 
     def _send_barriers(self) -> Task:
         barriers, sessions = self._barriers.unsent(), self.nodes.sessions()
-        if not barriers or not sessions or not self.nodes.all_asked() or self.streams.lacking():
+        settled = self.nodes.directory.settled
+        if not barriers or not sessions or not settled or self.streams.lacking():
             return
         streaming = {route.session for route in self.streams.routes.values() if route.streaming}
         for barrier in barriers:
@@ -430,22 +428,23 @@ class UprCore:
             barrier.waiting = {(session.place, "seqnos") for session in sessions}
             barrier.waiting |= {(each.place, "cookie") for each in sessions if each in streaming}
         for session in sessions:
-            yield from session.advance(self._poll_for(barriers, session))
-            for barrier in barriers if session in streaming else ():
-                yield from session.advance(self._add_cookie(barrier, session))
+            adding = barriers if session in streaming else []
+            yield from session.advance(self._ask_for(barriers, adding, session))
 
-    def _poll_for(self, barriers: list[ClientBarrier], session: NodeSession) -> Task:
-        yield from self.streams.poll(session)
+    def _ask_for(
+        self, barriers: list[ClientBarrier], adding: list[ClientBarrier], session: NodeSession
+    ) -> Task:
+        """Ask a node in one go what it has, and for the return of cookies."""
+        cookies = [RequestFrame(Opcode.BARRIER_ADD, key=barrier.cookie) for barrier in adding]
+        answers = yield from self.streams.poll(session, cookies)
         for barrier in barriers:
             self._returned(barrier.cookie, session.place, "seqnos")
-
-    def _add_cookie(self, barrier: ClientBarrier, session: NodeSession) -> Task:
-        (answer,) = yield Ask([RequestFrame(Opcode.BARRIER_ADD, key=barrier.cookie)])
-        if answer.status == Status.KEY_NOT_FOUND:  # no stream is open there
-            self._returned(barrier.cookie, session.place, "cookie")
-        elif answer.status:
-            words = f"the node at {session.place} takes no barrier: {answer.reason}"
-            self._barriers.fail(barrier, MisuseError(words))
+        for barrier, answer in zip(adding, answers, strict=True):
+            if answer.status == Status.KEY_NOT_FOUND:  # no stream is open there
+                self._returned(barrier.cookie, session.place, "cookie")
+            elif answer.status:
+                words = f"the node at {session.place} takes no barrier: {answer.reason}"
+                self._barriers.fail(barrier, MisuseError(words))
 
     def _returned(self, cookie: bytes, place: str, what: str) -> None:
         barrier = self._barriers.named(cookie)

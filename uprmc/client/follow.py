@@ -36,6 +36,7 @@ from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.management import GET_META_REPLY_EXTRAS
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import ROLLBACK_VALUE
+from uprmc.remote.directory import ANY_STATE, seqno_rows, seqnos_request
 from uprmc.remote.registering import Purged
 from uprmc.remote.stream import StreamState
 from uprmc.remote.undo import UndoRefused, question, undo, version
@@ -56,9 +57,6 @@ OnPurged = PurgedWord | Callable[[int, int, Purged], PurgedWord] | None
 #: Rollbacks, changes of history while documents are fetched, and changes of a document between GET
 #: and GET_META, before we wait a little.
 _ATTEMPTS_MAX = 10
-
-#: Of GET_ALL_VB_SEQNOS: vBuckets in any state but dead.
-_ANY_STATE = 0
 
 
 class NotNow(Exception):
@@ -155,10 +153,10 @@ class Follower:
         This happens once: what comes while there is no stream is new, too.
         """
         log = yield from self._log(session, place)
-        seqnos = yield from session.facts.high_seqnos(_ANY_STATE)
-        if place.vbucket not in seqnos:
+        there = yield from _high_seqno(session, place.vbucket, ANY_STATE)
+        if there is None:
             raise NotNow(f"vBucket {place.vbucket} is not at {session.place}")
-        seqno = seqnos[place.vbucket] if place.begin_at is None else place.begin_at
+        seqno = there if place.begin_at is None else place.begin_at
         place.stand_at(seqno, log)
 
     def _return_native(self, place: VBucketPlace) -> Task:
@@ -389,7 +387,9 @@ def _by_meta(session: NodeSession, vbucket: int, keys: Sequence[bytes]) -> Task:
     for _ in range(_ATTEMPTS_MAX):
         missing = [key for key in keys if key not in found]
         if not missing:
-            high_seqno = yield from _high_seqno(session, vbucket)
+            high_seqno = yield from _high_seqno(session, vbucket, VBucketState.ACTIVE)
+            if high_seqno is None:
+                raise NotNow(f"vBucket {vbucket} is not active at {session.place}")
             return [KnownVersion(high_seqno, found[key]) for key in keys]
         answers = yield Ask(
             [
@@ -412,11 +412,15 @@ def _document(key: bytes, body: ResponseFrame, meta: ResponseFrame) -> Document:
     return Document(key, body.value, rev, body.cas, flags, expiry, body.datatype)
 
 
-def _high_seqno(session: NodeSession, vbucket: int) -> Task:
-    seqnos: dict[int, int] = yield from session.facts.high_seqnos(VBucketState.ACTIVE)
-    if vbucket not in seqnos:
-        raise NotNow(f"vBucket {vbucket} is not active at {session.place}")
-    return seqnos[vbucket]
+def _high_seqno(session: NodeSession, vbucket: int, state: int) -> Task:
+    """Return how far a vBucket is, ``None`` = the node does not say that it is in this state."""
+    (answer,) = yield Ask([seqnos_request(state)])
+    try:
+        rows = [] if answer.status else seqno_rows(answer.value, knows_terms=session.knows_terms)
+    except RemoteProtocolError:
+        words = f"the node at {session.place} sent a torn list of seqnos"
+        raise ProducerError(words) from None
+    return next((seqno for number, seqno, _ in rows if number == vbucket), None)
 
 
 def _found(answer: ResponseFrame) -> bool:

@@ -8,9 +8,7 @@ See `docs/streams.md`, how to write a consumer.
 
 from __future__ import annotations
 
-import math
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,11 +20,10 @@ from uprmc.connecting import new_nonce
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.login.mechanisms import LoginRefused
-from uprmc.model import SEQNO_MAX, FailoverLog, VBucketState
+from uprmc.model import SEQNO_MAX
 from uprmc.places import parsed
 from uprmc.protocol import control
 from uprmc.protocol.header import RequestFrame, ResponseFrame, unpack_request
-from uprmc.protocol.management import VBUCKET_SEQNO, VBUCKET_SEQNO_TERM, VBUCKET_SEQNOS_EXTRAS
 from uprmc.protocol.opcodes import HEADER_BYTES, MAGIC_REQUEST, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import StreamRequest
 from uprmc.protocol.upr_extensions import StreamOptions
@@ -42,113 +39,10 @@ from uprmc.remote.conversation import (
     acknowledgement,
     keep_alive_answer,
 )
+from uprmc.remote.directory import Heard, Survey
 from uprmc.remote.login import login_in_turns
 from uprmc.remote.registering import Instance, Purged, Registering
 from uprmc.remote.stream import StreamState
-
-# --- node facts -----------------------------------------------------------------------------------
-# What one node has told about its vBuckets: which it has, how far they are, by which terms.
-
-
-class NodeFacts:
-    """Answers of one node, as of its last poll.
-
-    Attributes:
-        knows_terms: the node tells the terms of vBuckets.
-        active: vBuckets that are active there, with their high seqnos.
-        replicas: the same of replicas, if they are wanted.
-        terms: the term of each active one; 0 = the node knows none.
-        logs: failover logs of those that another node claims with the same term.
-        told: the terms of promotions elsewhere that it was told of, by vBucket.
-        polls: how often `poll` was answered.
-        poll_at: when to poll next, in monotonic seconds.
-        polling: a poll is under way.
-        map: its cluster map; ``None`` = it has none that makes sense.
-        numbers: vBuckets that it has in any state, if there is no map.
-    """
-
-    def __init__(self, place: str, *, wants_replicas: bool) -> None:
-        self._place = place
-        self._wants_replicas = wants_replicas
-        self.knows_terms = False
-        self.active: dict[int, int] = {}
-        self.replicas: dict[int, int] = {}
-        self.terms: dict[int, int] = {}
-        self.told: dict[int, int] = {}
-        self.logs: dict[int, FailoverLog] = {}
-        self.polls = 0
-        self.poll_at = 0.0
-        self.polling = False
-        self.map: ClusterMap | None = None
-        self.numbers: frozenset[int] = frozenset()
-
-    @property
-    def servers(self) -> Sequence[str]:
-        """The nodes that its cluster map names."""
-        return self.map.places(self._place) if self.map is not None else ()
-
-    def has(self, vbucket: int) -> bool:
-        """Tell whether a vBucket can be streamed from there."""
-        return vbucket in self.active or vbucket in self.replicas
-
-    def gone(self, vbucket: int) -> None:
-        """Take note that a vBucket is not there any more, as far as is known."""
-        self.active.pop(vbucket, None)
-        self.replicas.pop(vbucket, None)
-
-    def asks(self) -> None:
-        """A poll begins; whoever wants one sooner than usual from now on wants another one."""
-        self.polling, self.poll_at = True, math.inf
-
-    def asked(self, next_at: float) -> None:
-        """It has ended."""
-        self.polling, self.poll_at = False, min(self.poll_at, next_at)
-
-    def poll(
-        self, disputed: Sequence[int], read_log: Callable[[ResponseFrame, int], FailoverLog]
-    ) -> Task:
-        """Ask which vBuckets are active, how far they are, and the history of disputed ones."""
-        active = VBUCKET_SEQNOS_EXTRAS.pack(VBucketState.ACTIVE)
-        any_state = [RequestFrame(Opcode.GET_ALL_VB_SEQNOS)] if self.map is None else []
-        logs = [RequestFrame(Opcode.GET_FAILOVER_LOG, vbucket=number) for number in disputed]
-        seqnos, *histories = yield Ask(
-            [RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=active), *any_state, *logs]
-        )
-        if not seqnos.status:
-            rows = self._rows(seqnos)
-            self.active = {number: seqno for number, seqno, _ in rows}
-            self.terms = {number: term for number, _, term in rows}
-            self.polls += 1
-        if any_state:
-            self.numbers = frozenset(number for number, _, _ in self._rows(histories.pop(0)))
-        self.logs = {
-            number: read_log(answer, number)
-            for number, answer in zip(disputed, histories, strict=True)
-            if not answer.status
-        }
-        if self._wants_replicas:
-            self.replicas = yield from self.high_seqnos(VBucketState.REPLICA)
-
-    def high_seqnos(self, state: int) -> Task:
-        """Return how far each vBucket is that is in this state, ``{}`` if the node does not say."""
-        extras = VBUCKET_SEQNOS_EXTRAS.pack(state)
-        (answer,) = yield Ask([RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=extras)])
-        return {number: seqno for number, seqno, _ in self._rows(answer)}
-
-    def _rows(self, answer: ResponseFrame) -> list[tuple[int, int, int]]:
-        """Return (vBucket, seqno, term) of a list of seqnos, nothing if it is refused."""
-        if answer.status:
-            return []
-        try:
-            if self.knows_terms:
-                return list(VBUCKET_SEQNO_TERM.iter_unpack(answer.value))
-            return [(*row, 0) for row in VBUCKET_SEQNO.iter_unpack(answer.value)]
-        except struct.error:
-            raise ProducerError(f"the node at {self._place} sent a torn list of seqnos") from None
-
-
-# --- node session ---------------------------------------------------------------------------------
-
 
 # --- ahead ----------------------------------------------------------------------------------------
 # Keep-alives among bytes that cannot be dealt with yet, because a handler works.
@@ -423,7 +317,10 @@ class NodeSession:
         open: the handshake is done.
         error: why the connection cannot go on; the owner of the socket closes it.
         granted: CONTROL keys that the node accepted.
-        facts: what the node says of its vBuckets.
+        knows_terms: the node tells the terms of vBuckets.
+        map: its cluster map; ``None`` = it has none that makes sense.
+        poll_at: when to ask next what it has, in monotonic seconds.
+        polling: it is asked just now.
         decoded: what was received last is decoded, so what comes next may be heard ahead.
         items: changes received; with `bytes_received` they tell the size of one.
         has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.
@@ -443,7 +340,6 @@ class NodeSession:
         wants_values: bool = True,
         buffer_bytes: int = 8 * 1024 * 1024,
         noop_interval_s: float = 120.0,
-        wants_replicas: bool = False,
         instance: Instance | None = None,
         credentials: Credentials | None = None,
         tls: bool = False,
@@ -452,7 +348,10 @@ class NodeSession:
         self.opening = Opening(
             place, name, wants_values, buffer_bytes, noop_interval_s, credentials, tls
         )
-        self.facts = NodeFacts(place, wants_replicas=wants_replicas)
+        self.knows_terms = False
+        self.map: ClusterMap | None = None
+        self.poll_at = 0.0
+        self.polling = False
         self.open = False
         self.error: ClientError | None = None
         self.granted: set[bytes] = set()
@@ -664,27 +563,39 @@ class NodeSession:
     # --- tasks ----------------------------------------------------------------------------------
 
     def handshake(self) -> Task:
-        """Open the connection, and poll the node.
+        """Open the connection.
 
         Raises:
             OpenRefused: the node does not want us.
         """
         opened = yield from self.opening.handshake(registering=self.registered is not None)
         self.grant(opened.granted)
-        self.facts.knows_terms, self.facts.map = opened.knows_terms, opened.map
+        self.knows_terms, self.map = opened.knows_terms, opened.map
         if self.registered is not None:
             self.registered.begin(self.granted)
         self.open = True
-        yield from self.poll(())
 
     def grant(self, keys: set[bytes]) -> None:
         """Take the CONTROLs that the node has accepted."""
         self.granted = keys
         self.flow.buffer_bytes = self.opening.buffer_bytes if control.FLOW_CONTROL in keys else 0
 
-    def poll(self, disputed: Sequence[int]) -> Task:
-        """Ask which vBuckets the node has, and for the history of disputed ones."""
-        return self.facts.poll(disputed, self.decoder.log)
+    def put(self, survey: Survey, more: Sequence[RequestFrame] = ()) -> Task:
+        """Put the questions of a survey to this node; return the answers to more than these.
+
+        What is asked by statistics is left out.
+        """
+        found: Sequence[ResponseFrame] = ()
+        try:
+            question = next(survey)
+            while True:
+                asked = [*question.requests, *more]
+                answers = (yield Ask(asked)) if asked else []
+                if more:
+                    answers, found, more = answers[: -len(more)], answers[-len(more) :], ()
+                question = survey.send(Heard(answers, knows_terms=self.knows_terms))
+        except StopIteration:
+            return found
 
     @property
     def starts_max(self) -> int:
@@ -693,7 +604,6 @@ class NodeSession:
 
     def gone(self, vbucket: int) -> None:
         """Take note that a vBucket is not there any more, as far as is known."""
-        self.facts.gone(vbucket)
         if self.registered is not None:
             self.registered.gone(vbucket)
 
@@ -715,7 +625,7 @@ class NodeSession:
             vbucket, self.decoder.questions.new_opaque(), asked.seqno, asked.snapshot
         )
         self.decoder.streams[stream.opaque] = stream
-        options = StreamOptions(lease=lease, term=asked.term if self.facts.knows_terms else 0)
+        options = StreamOptions(lease=lease, term=asked.term if self.knows_terms else 0)
         uuid = asked.uuid
         if versions and control.VERSIONS in self.granted and asked.known_versions:
             options = options._replace(known_versions=asked.known_versions)

@@ -1,4 +1,4 @@
-"""Which nodes there are, when to dial them, and which of them has a vBucket.
+"""Which nodes there are, when to dial them, and since when what they tell is known.
 
 Nodes are known by HOST:PORT: those the program named, and those that a cluster map of several
 names. One that cannot be reached or was lost is dialled again after 0.1 s, twice as long each time,
@@ -9,13 +9,12 @@ Row D33. See `docs/streams.md`, steps 1 and 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from uprmc import places
 from uprmc.client.errors import ClientError, MisuseError, NodeUnreachable
 from uprmc.client.node_session import NodeSession
-from uprmc.client.position import VBucketPlace
-from uprmc.remote.directory import NODES_MAX, Choice, Claim, chosen
+from uprmc.remote.directory import Directory, NotTold, Why
 from uprmc.remote.retry import Backoff
 
 DELAY_MIN_S = 0.1
@@ -32,34 +31,26 @@ _TELL_S = 5.0
 
 
 class ClientNode:
-    """One node.
+    """One node."""
 
-    Attributes:
-        place: HOST:PORT.
-        learnt: a map named it, and not the program. It may be a node that the program named
-            otherwise: such as by ``localhost``, or by the port of a tunnel.
-        session: the connection, ``None`` = there is none.
-        dialling: somebody is about to connect.
-        error: why the last connection ended or did not come about.
-        polled: it has once told what it has.
-        failed: it cannot tell what it has at present: it could not be reached, or two connections
-            in a row ended before it told. One that was kept open and ended is the first of these.
-        asked_at: when the last attempt to connect, or to hear what it has, began.
-        told_at: when that began by which it told what it has, or failed: what it says is no older.
-        since: when the connection was made.
-    """
-
-    __slots__ = ("_endings", "asked_at", "backoff", "dialling", "error", "failed", "learnt",
+    __slots__ = ("_endings", "_tells", "asked_at", "backoff", "dialling", "error", "learnt",
                  "place", "polled", "session", "since", "told_at")  # fmt: skip
 
     def __init__(self, place: str, *, learnt: bool = False) -> None:
-        self.place, self.learnt = place, learnt
-        self.session: NodeSession | None = None
-        self.dialling = False
-        self.error: ClientError | None = None
-        self.polled = self.failed = False
+        self.place = place  # HOST:PORT
+        # A map named it, and not the program. It may be a node that the program named otherwise:
+        # such as by ``localhost``, or by the port of a tunnel.
+        self.learnt = learnt
+        self.session: NodeSession | None = None  # the connection
+        self.since = 0.0  # when that was made
+        self.dialling = False  # somebody is about to connect
+        self.error: ClientError | None = None  # why the last one ended or did not come about
+        self.polled = False  # it has once told what it has
+        self.asked_at = 0.0  # when the last attempt to connect, or to hear what it has, began
+        # When that began by which it told what it has, or failed: what it says is no older.
+        self.told_at = 0.0
         self.backoff = Backoff(DELAY_MIN_S, DELAY_MAX_S)
-        self.since = self.asked_at = self.told_at = 0.0
+        self._tells = False  # it has told what it has on this connection
         self._endings = 0
 
     def consumer_name(self, name: str) -> str:
@@ -73,47 +64,47 @@ class ClientNode:
 
     def connected(self, session: NodeSession, now: float) -> None:
         """There is a connection."""
-        self.session, self.dialling, self.since = session, False, now
+        self.session, self.dialling, self.since, self._tells = session, False, now, False
 
-    def lost(self, error: ClientError, now: float, jitter: float) -> None:
-        """There is none any more, or none came about."""
+    def lost(self, error: ClientError, now: float, jitter: float) -> bool:
+        """There is none any more, or none came about; returns whether the node counts as failed.
+
+        It does if it could not be reached, or if two connections in a row ended before it told what
+        it has. One that was kept open and ended is the first of these.
+        """
         session = self.session
         if session is not None and now - self.since > _GOOD_S:
             self.backoff.good()
-        self._endings = 1 if session is not None and session.facts.polls else self._endings + 1
-        self.failed = session is None or self._endings > 1
+        self._endings = 1 if session is not None and self._tells else self._endings + 1
         self.told_at = self.asked_at
         self.session, self.dialling, self.error = None, False, error
         self.backoff.failed(now, jitter)
+        return session is None or self._endings > 1
 
-    def look(self, now: float) -> None:
-        """Learn the time."""
-        if self.session is not None and not self.session.facts.polls and now - self.since > _TELL_S:
-            self.failed, self.told_at = True, now
+    def has_not_told(self, now: float) -> bool:
+        """Return whether it is too long ago that it was connected, and it has told nothing."""
+        return self.session is not None and not self._tells and now - self.since > _TELL_S
 
     def told(self, asked_at: float, *, failed: bool) -> None:
         """It has answered what it has, or that it does not say."""
+        self._tells = self._tells or not failed
         self.polled = self.polled or not failed
-        self.failed, self.told_at = failed, asked_at
+        self.told_at = asked_at
 
     def hasten(self, now: float) -> None:
         """Ask it soon: what it said is too old."""
         if self.session is not None:
-            self.session.facts.poll_at = min(self.session.facts.poll_at, now)
+            self.session.poll_at = min(self.session.poll_at, now)
         else:
             self.backoff.at = min(self.backoff.at, now + DELAY_MIN_S)
 
-    @property
-    def settled(self) -> bool:
-        """Whether it has told what it has, or has failed."""
-        return self.failed or (self.session is not None and bool(self.session.facts.polls))
-
 
 class ClientNodes:
-    """See the module docstring."""
+    """See the module docstring; the `directory` says which of them has what."""
 
     def __init__(self, places: Iterable[str]) -> None:
-        self._nodes = {place: ClientNode(place) for place in check_places(places)}
+        self.directory = Directory(check_places(places))
+        self._nodes = {place: ClientNode(place) for place in self.directory.places}
 
     def all(self) -> list[ClientNode]:
         """Return the nodes."""
@@ -128,14 +119,15 @@ class ClientNodes:
         """Return a node by its place."""
         return self._nodes[place]
 
-    def learn(self, places: Sequence[str]) -> None:
-        """Take in nodes that a cluster map names."""
-        for place in places:
-            if place not in self._nodes and len(self._nodes) < NODES_MAX:
-                try:
-                    self._nodes[place] = ClientNode(check_place(place), learnt=True)
-                except MisuseError:
-                    continue
+    def session_at(self, place: str) -> NodeSession | None:
+        """Return the connection to a node, ``None`` if there is none, or no such node."""
+        node = self._nodes.get(place)
+        return None if node is None else node.session
+
+    def meet(self) -> None:
+        """Take in the nodes that cluster maps name."""
+        for place in self.directory.places[len(self._nodes) :]:
+            self._nodes[place] = ClientNode(place, learnt=True)
 
     def due(self, now: float) -> list[str]:
         """Return the nodes that are to be dialled now; each is returned once."""
@@ -148,6 +140,23 @@ class ClientNodes:
             node.dialling, node.asked_at = True, now
         return [node.place for node in found]
 
+    def lost(self, place: str, error: ClientError, now: float, jitter: float) -> None:
+        """A connection has ended, or none came about."""
+        self.directory.lost(place, NotTold(Why.LOST, str(error), error))
+        if not self._nodes[place].lost(error, now, jitter):
+            self.directory.asks_again(place)
+
+    def look(self, now: float) -> None:
+        """Learn the time: who takes too long to tell what it has counts as failed meanwhile."""
+        for node in self._nodes.values():
+            if node.has_not_told(now):
+                node.told_at = now
+                if node.place not in self.directory.silent:
+                    words = (
+                        f"the node at {node.place} said nothing of its vBuckets for {_TELL_S:g} s"
+                    )
+                    self.directory.lost(node.place, NotTold(Why.LOST, f"the node at {words}"))
+
     def never_reached(self) -> ClientError | None:
         """Return why no node was ever reached; ``None`` if one was."""
         if any(node.polled or node.session is not None for node in self._nodes.values()):
@@ -159,74 +168,14 @@ class ClientNodes:
             else NodeUnreachable(f"the node at {', '.join(self._nodes)} has not answered yet")
         )
 
-    def all_asked(self) -> bool:
-        """Return whether every node has told what it has, or has failed."""
-        return all(node.settled for node in self._nodes.values())
-
     def asked_since(self, moment: float, now: float) -> bool:
         """Return whether every node has told or failed since a moment; the others are hastened."""
-        late = [n for n in self._nodes.values() if not n.settled or n.told_at < moment]
+        known = self.directory.facts | self.directory.silent
+        nodes = self._nodes.values()
+        late = [node for node in nodes if node.place not in known or node.told_at < moment]
         for node in late:
             node.hasten(now)
         return not late
-
-    def why_silent(self) -> list[str]:
-        """Return why nodes do not tell what they have."""
-        return [
-            str(node.error)
-            for node in self._nodes.values()
-            if node.error is not None and not (node.session is not None and node.session.open)
-        ]
-
-    # --- who has a vBucket ----------------------------------------------------------------------
-
-    def numbers(self) -> frozenset[int]:
-        """Return the vBuckets of the bucket: those of the cluster map, and all that nodes have."""
-        found: frozenset[int] = frozenset()
-        for session in self.sessions():
-            found |= session.facts.numbers | session.facts.active.keys()
-            if session.facts.map is not None:
-                found |= frozenset(range(session.facts.map.vbuckets))
-        return found
-
-    def disputed(self) -> set[int]:
-        """Return the vBuckets that two nodes say they have, with the same term."""
-        seen: dict[int, int] = {}
-        twice: set[int] = set()
-        sessions = self.sessions()
-        for session in sessions if len(sessions) > 1 else ():
-            for vbucket in session.facts.active:
-                term = session.facts.terms.get(vbucket, 0)
-                highest = seen.get(vbucket, -1)
-                if term > highest:
-                    seen[vbucket] = term
-                    twice.discard(vbucket)
-                elif term == highest:
-                    twice.add(vbucket)
-        return twice
-
-    def choice(self, place: VBucketPlace) -> Choice:
-        """Return which node to stream a vBucket from; it means something once `all_asked`."""
-        vbucket, known, claims = place.vbucket, place.term, []
-        for session in self.sessions():
-            if vbucket in session.facts.active:
-                log = session.facts.logs.get(vbucket, ())
-                claims.append(Claim(session.place, session.facts.terms.get(vbucket, 0), log))
-            if session.facts.map is not None:
-                known = max(known, session.facts.map.term(vbucket))
-        return chosen(vbucket, claims, known)
-
-    def session_at(self, place: str) -> NodeSession | None:
-        """Return the connection to a node, ``None`` if there is none, or no such node."""
-        node = self._nodes.get(place)
-        return None if node is None else node.session
-
-    def replica(self, vbucket: int) -> NodeSession | None:
-        """Return the node with the newest replica of a vBucket that is active at none."""
-        if not self.all_asked() or any(vbucket in one.facts.active for one in self.sessions()):
-            return None
-        found = [session for session in self.sessions() if vbucket in session.facts.replicas]
-        return max(found, key=lambda session: session.facts.replicas[vbucket], default=None)
 
 
 def check_places(places: Iterable[str]) -> list[str]:

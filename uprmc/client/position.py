@@ -61,6 +61,7 @@ class VBucketPlace:
         log: the failover log of the history that was followed, newest first.
         purge_seqno: highest seqno of a dropped tombstone, as the node said last.
         term: the highest of any node.
+        heard_of: the same, where nodes' cluster maps count, too; it is not kept.
         kept: whether the state has a row for it.
         inside: `snapshot_begin` was called and `snapshot_end` not yet.
         lost: seqnos that were undone and not reported yet: first and last.
@@ -72,14 +73,15 @@ class VBucketPlace:
     """
 
     __slots__ = ("_chunks", "_entries", "applied", "at_now", "begin_at", "durable", "end",
-                 "followed", "inside", "kept", "log", "lost", "purge_seqno", "ring_from", "seqno",
-                 "stood_at", "term", "vbucket", "whole")  # fmt: skip
+                 "followed", "heard_of", "inside", "kept", "log", "lost", "purge_seqno",
+                 "ring_from", "seqno", "stood_at", "term", "vbucket", "whole")  # fmt: skip
 
     def __init__(self, vbucket: int) -> None:
         self.vbucket = vbucket
         self.log: FailoverLog = ()
         self.seqno = self.whole = self.end = self.applied = 0
-        self.ring_from = self.purge_seqno = self.term = self.stood_at = 0
+        self.ring_from = self.purge_seqno = self.stood_at = 0
+        self.term = self.heard_of = 0
         self.durable: Saved | None = None
         self.kept = self.inside = self.at_now = False
         self.begin_at: int | None = None
@@ -130,7 +132,7 @@ class VBucketPlace:
         known = tuple(entry for entry in self.log if entry.seqno <= seqno)[:VERSIONS_MAX]
         known = known or self.log[:VERSIONS_MAX]  # older than all that the log has kept
         uuid = (history_of(known, seqno) or known[0].uuid) if known else 0
-        return Asked(seqno, snapshot, uuid, known, self.term)
+        return Asked(seqno, snapshot, uuid, known, max(self.term, self.heard_of))
 
     @property
     def position(self) -> Position:

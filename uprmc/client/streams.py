@@ -10,20 +10,37 @@ Rows D16, D33.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from uprmc.client.ask import Ask, Task
-from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, not_active
+from uprmc.client.errors import (
+    ClientError,
+    ConnectionLost,
+    MisuseError,
+    ProducerError,
+    not_active,
+)
 from uprmc.client.follow import Follower, NotNow
 from uprmc.client.nodes import DELAY_MAX_S, DELAY_MIN_S, ClientNodes
 from uprmc.client.options import Options
 from uprmc.client.position import Position, PositionWriter, VBucketPlace
 from uprmc.client.state import Saved
-from uprmc.model import FailoverEntry, FailoverLog, SnapshotRange
+from uprmc.model import FailoverEntry, FailoverLog, SnapshotRange, VBucketState
+from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import StreamFlag
-from uprmc.remote.directory import telling
+from uprmc.remote.cluster_map import ClusterMap
+from uprmc.remote.directory import (
+    ANY_STATE,
+    Heard,
+    NodeQuestion,
+    OtherBucket,
+    Survey,
+    Unanswered,
+    Why,
+)
 from uprmc.remote.retry import Backoff
 from uprmc.remote.stream import StreamState
 
@@ -53,7 +70,6 @@ class Route:
     done: bool = False  # everything has come that was there
     high_seqno: int = 0  # how far the node is, as it said last
     items: int = 0  # changes that were handed over
-    log_term: int = 0  # of the node that the place's failover log is of, 0 = of an earlier life
     lost_at: float = 0.0  # when the last stream ended, or was refused; 0 = there was none
     refusal: str = ""  # why there is none, in words, "" = nothing was refused
     stuck_at: int = -1  # the seqno after which the node could not read on, -1 = it could
@@ -89,13 +105,11 @@ class ClientStreams:
         self.opened = 0  # how many streams were accepted
         self.now = 0.0  # the time of the last turn
         self._began = 0.0  # when it began to run, 0 = it has not
-        self._nodes, self._writer, self._follower = nodes, writer, follower
+        self._nodes, self._directory = nodes, nodes.directory
+        self._writer, self._follower = writer, follower
         self._barriers, self._options = barriers, options
         self._unanswered: dict[NodeSession, int] = {}  # streams that are asked for, by connection
-        # Nodes that do not know yet that another one was promoted, which is followed now.
-        self._late: set[NodeSession] = set()
         self._logged: set[str] = set()
-        self._total = 0  # vBuckets, as the first node says
         wanted = options.vbuckets
         known = writer.load()
         self._known = {n: place for n, place in known.items() if wanted is None or n in wanted}
@@ -122,6 +136,7 @@ class ClientStreams:
                 place.stand_at(*_standing(start[vbucket]))
             place.at_now = start == "now" or isinstance(start, int)
             place.begin_at = start if isinstance(start, int) else None
+        self._directory.heard_of({vbucket: place.term})
         self._writer.places[vbucket] = place
         self.routes[vbucket] = Route(place, self.now, self.now)
         self.waiting.add(vbucket)
@@ -143,12 +158,26 @@ class ClientStreams:
         """A node has ended a stream."""
         session = route.session
         if session is not None:
-            session.gone(route.place.vbucket)
-            session.facts.poll_at = self.now
+            self._gone(session, route.place.vbucket)
+            session.poll_at = self.now
             if not self._options.redial:
                 raise ConnectionLost(f"{session.place}: {words}")
             self._barriers.broken(session.place, ConnectionLost(words))
         self.off(route, pause=True)
+
+    def _gone(self, session: NodeSession, vbucket: int) -> None:
+        """A node does not stream a vBucket: it is not there any more, as far as is known."""
+        self._directory.not_mine(session.place, vbucket, b"")
+        session.gone(vbucket)
+
+    def accepted(self, route: Route, stream: StreamState) -> bool:
+        """Go on in the history of a node that streams; returns whether that can be."""
+        place = route.place
+        if not place.adopt(stream.log):
+            return False
+        place.term = max(place.term, stream.term)
+        self._directory.heard_of({place.vbucket: stream.term})
+        return True
 
     def _move(self, route: Route) -> Task:
         """Leave a node for the one that has better reason to call itself active."""
@@ -160,9 +189,9 @@ class ClientStreams:
     # --- connections ----------------------------------------------------------------------------
 
     def opening(self, session: NodeSession) -> Task:
-        """Return the task that opens a connection; the handshake ends with a poll."""
+        """Return the task that opens a connection, and asks the node what it has."""
         self._unanswered[session] = 0
-        session.facts.asks()
+        session.poll_at, session.polling = math.inf, True
         return self._open(session)
 
     def _open(self, session: NodeSession) -> Task:
@@ -171,33 +200,31 @@ class ClientStreams:
         except ClientError as error:
             session.error = error
             raise
-        self._check_count(session)
-        self._polled(session, self._nodes.named(session.place).asked_at)
-        self._nodes.learn(session.facts.servers)
+        if session.map is not None:
+            self._take_map(session.place, session.map)
+        yield from self.poll(session)
 
-    def _check_count(self, session: NodeSession) -> None:
+    def _take_map(self, place: str, found: ClusterMap) -> None:
         """Refuse a node with another number of vBuckets: other documents would be in them."""
-        if session.facts.map is None:
-            return
-        there, state = session.facts.map.vbuckets, self._writer.state
+        there, state = found.vbuckets, self._writer.state
         for known, whose in (
             (self._options.total_vbuckets, "as total_vbuckets says"),
             (getattr(state, "vbuckets", 0), "as the state: it belongs to another node"),
-            (self._total, "as another node"),
         ):
             if known and known != there:
-                raise MisuseError(
-                    f"the node at {session.place} has {there} vBuckets, not {known} {whose}"
-                )
+                raise MisuseError(f"the node at {place} has {there} vBuckets, not {known} {whose}")
         self._options.check_numbers(there)
-        self._total = there
+        try:
+            self._directory.take_map(place, found)
+        except OtherBucket as error:
+            raise MisuseError(f"the node at {error}") from None
+        self._nodes.meet()
         if getattr(state, "vbuckets", there) != there:
             cast(Any, state).name_vbuckets(there)
 
     def lost(self, session: NodeSession) -> None:
         """A connection is gone."""
         self._unanswered.pop(session, None)
-        self._late.discard(session)
         for route in self.routes.values():
             if route.session is session:
                 self.off(route)
@@ -212,84 +239,96 @@ class ClientStreams:
                 route.level_at = route.off_at = now
         self.now = now
         for session in sessions:
-            if session.facts.poll_at <= now and not session.facts.polling:
+            if session.poll_at <= now and not session.polling:
                 yield from session.advance(self.poll(session))
-        yield from self._start_all(sessions)
-        yield from self.tell_late()
+        if self.waiting:
+            yield from self._start_all(sessions)
 
-    def poll(self, session: NodeSession) -> Task:
-        """Ask a node what it has, and for the history of disputed vBuckets; act upon it.
+    def poll(self, session: NodeSession, more: Sequence[RequestFrame] = ()) -> Task:
+        """Ask a node what it has, and act upon it; return the answers to what is asked with that.
 
         Another question of the kind may be under way: it does not know of what happened since.
+
+        Raises:
+            ProducerError: the answer makes no sense.
+            MisuseError: the node is of another bucket.
         """
         asked_at = self._nodes.named(session.place).asked_at = self.now
-        session.facts.asks()
-        yield from session.poll(sorted(session.facts.active.keys() & self._nodes.disputed()))
+        session.poll_at, session.polling = math.inf, True  # who wants one sooner now wants another
+        others: list[int] = [VBucketState.REPLICA] if self._options.replicas else []
+        if session.map is None:  # else the map says how many there are
+            others.append(ANY_STATE)
+        asked = self._directory.ask(session.place, others, maps=False)
+        answers = yield from session.put(asked, more)
         self._polled(session, asked_at)
-        self._late.add(session)
-        yield from self.tell_late()
-        for vbucket, route in list(self.routes.items()):
-            if not route.streaming:
-                continue
-            if route.session is session and not session.facts.has(vbucket):
-                yield from self._move(route)  # it is active no more, and did not say so
-            elif route.session is not session and vbucket in session.facts.active:
-                better = self._nodes.choice(route.place).place
-                if better and self._nodes.session_at(better) is not route.session:
-                    yield from self._move(route)
+        yield from self._conduct(self._directory.compare())
+        yield from self._move_all(session)
+        return answers
 
     def _polled(self, session: NodeSession, asked_at: float) -> None:
         """Take over what a node says."""
-        facts, now = session.facts, self.now
-        self._nodes.named(session.place).told(asked_at, failed=not facts.polls)
+        silence, now = self._directory.silent.get(session.place), self.now
+        if silence is not None and silence.why is Why.NONSENSE:
+            raise ProducerError(silence.words)
+        if silence is not None and silence.why is Why.FOREIGN:
+            raise MisuseError(silence.words)
+        self._nodes.named(session.place).told(asked_at, failed=silence is not None)
         pause_s = SEARCH_S if self.waiting or self._barriers else self._options.poll_s
-        facts.asked(now + min(pause_s, self._options.poll_s))
+        next_at = now + min(pause_s, self._options.poll_s)
+        session.polling, session.poll_at = False, min(session.poll_at, next_at)
+        if silence is not None:
+            return
+        facts = self._directory.facts[session.place]
         if self._options.vbuckets is None:
             there = (facts.active or facts.replicas).keys()
-            everything = self._nodes.numbers() if self._options.until_now else frozenset()
+            everything = self._directory.numbers() if self._options.until_now else set()
             for vbucket in sorted((there | everything) - self.routes.keys()):
                 self._add(vbucket)
-        for vbucket, term in facts.terms.items():
-            known = self.routes.get(vbucket)
-            if known is not None and known.place.term < term:
-                known.place.term = term
-        for vbucket, high_seqno in (facts.replicas | facts.active).items():
-            known = self.routes.get(vbucket)
-            if known is not None and known.session in (session, None):
-                known.high_seqno = high_seqno
-                if high_seqno <= known.place.seqno:
-                    known.level_at = now
-
-    def tell_late(self) -> Task:
-        """Tell nodes of the promotions that they have missed."""
-        late, self._late = self._late, set()
-        for session in late:
-            if session.open:
-                yield from session.advance(self._tell(session))
-
-    def _tell(self, session: NodeSession) -> Task:
-        """Tell a node that another one was promoted, which we have followed.
-
-        Only a term and a history count that are of one node.
-        """
-        facts = session.facts
-        rows = []
-        for vbucket, term in facts.terms.items():
+        highs = facts.replicas | {number: seqno for number, (seqno, _) in facts.active.items()}
+        for vbucket, high_seqno in highs.items():
             route = self.routes.get(vbucket)
-            newest = 0 if route is None else route.place.term
-            if route is None or not 0 < term < newest or route.log_term != newest:
+            if route is None:
                 continue
-            if facts.told.get(vbucket) != newest and route.place.log:
-                facts.told[vbucket] = newest
-                rows.append((vbucket, newest, route.place.log))
-        if rows:
-            yield Ask(telling(rows))
+            route.place.term = max(route.place.term, facts.term(vbucket))
+            if route.session in (session, None):
+                route.high_seqno = high_seqno
+                if high_seqno <= route.place.seqno:
+                    route.level_at = now
+
+    def _conduct(self, survey: Survey, heard: Heard | None = None) -> Task:
+        """Put each question to its node when the one before is answered; who is lost ends it."""
+        try:
+            question = survey.send(cast(Heard, heard))
+            while (session := self._nodes.session_at(question.place)) is None or not session.open:
+                question = survey.send(Unanswered(ConnectionLost("it is away"), "it is away"))
+        except StopIteration:
+            return
+        yield from session.advance(self._put(session, question, survey))
+
+    def _put(self, session: NodeSession, question: NodeQuestion, survey: Survey) -> Task:
+        answers = yield Ask(question.requests)
+        yield from self._conduct(survey, Heard(answers, knows_terms=session.knows_terms))
+        yield from self._move_all(session)
+
+    def _move_all(self, session: NodeSession) -> Task:
+        """Leave nodes that a vBucket has left, and this or another node for a better one."""
+        facts = self._directory.facts.get(session.place)
+        for vbucket, route in list(self.routes.items()):
+            if facts is None or not route.streaming:
+                continue
+            here = vbucket in facts.active or vbucket in facts.replicas
+            if route.session is session and not here:
+                yield from self._move(route)  # it is active no more, and did not say so
+            elif route.session is not session and vbucket in facts.active:
+                better = self._directory.choice(vbucket).place
+                if better and self._nodes.session_at(better) is not route.session:
+                    yield from self._move(route)
 
     # --- asking for streams ---------------------------------------------------------------------
 
     def _start_all(self, sessions: Sequence[NodeSession]) -> Task:
         """Ask for streams of the vBuckets that wait for one, as many as there is room for."""
-        if not self._nodes.all_asked():
+        if not self._directory.settled:
             return  # a node that has not answered yet may have what another only believes to have
         connected = [self._nodes.named(session.place).since for session in sessions]
         if not any(self._nodes.asked_since(since, self.now) for since in connected):
@@ -317,18 +356,20 @@ class ClientStreams:
         claimed_at = self._nodes.named(session.place).since
         if not self._nodes.asked_since(max(route.lost_at, claimed_at), self.now):
             return
-        self.waiting.discard(route.place.vbucket)
+        vbucket = route.place.vbucket
+        route.place.heard_of = self._directory.terms.get(vbucket, 0)
+        self.waiting.discard(vbucket)
         self._unanswered[session] += 1
         route.session = session
         yield from session.advance(self._follow(session, route))
 
     def _session_for(self, route: Route) -> NodeSession | None:
-        choice = self._nodes.choice(route.place)
+        choice = self._directory.choice(route.place.vbucket)
         if choice.disputed:
             self._refused(route, choice.why)
-        session = self._nodes.session_at(choice.place or choice.deposed)
-        session = session or self._nodes.replica(route.place.vbucket)
-        if choice.deposed and session is not None and not session.facts.knows_terms:
+        replica = self._directory.replica(route.place.vbucket)
+        session = self._nodes.session_at(choice.place or choice.deposed or replica)
+        if choice.deposed and session is not None and not session.knows_terms:
             return None  # it would stream although it was deposed
         return session
 
@@ -342,19 +383,15 @@ class ClientStreams:
             if not route.stuck:
                 route.backoff.good()
                 route.refusal = ""
-            vbucket, term = route.place.vbucket, route.place.term
-            self._late |= {
-                other
-                for other in self._unanswered
-                if 0 < other.facts.terms.get(vbucket, 0) < term and other is not session
-            }
         except NotNow as error:
             if not self._options.redial:
                 raise ConnectionLost(str(error)) from None
-            if session.facts.terms.get(route.place.vbucket, 0) >= route.place.term:
+            facts = self._directory.facts.get(session.place)
+            vbucket, known = route.place.vbucket, self._directory.terms
+            if facts is None or facts.term(vbucket) >= known.get(vbucket, 0):
                 self._refused(route, str(error))  # else it was said why it is not followed
-            session.gone(route.place.vbucket)
-            session.facts.poll_at = min(session.facts.poll_at, self.now + SEARCH_S)
+            self._gone(session, vbucket)
+            session.poll_at = min(session.poll_at, self.now + SEARCH_S)
             self.off(route, pause=True)
         finally:
             if session in self._unanswered:
@@ -391,7 +428,7 @@ class ClientStreams:
         return (
             self._options.until_now
             and bool(self.routes)
-            and self._nodes.all_asked()
+            and self._directory.settled
             and bool(self._nodes.sessions())
             and all(route.done for route in self.routes.values())
         )
@@ -403,7 +440,7 @@ class ClientStreams:
         others a node may be promoted one day.
         """
         ends = self._options.until_now or not self._options.redial
-        if not ends or not self._nodes.all_asked():
+        if not ends or not self._directory.settled:
             return None
         if not self.routes and self._began and self._began + patience_s < now:
             return self._not_active([])
@@ -414,7 +451,7 @@ class ClientStreams:
     def give_up_barriers(self, now: float, patience_s: float) -> None:
         """Break the barriers that wait for vBuckets which can be had nowhere."""
         late = [each for each in self._barriers.unsent() if each.since + patience_s < now]
-        if late and self._nodes.all_asked():
+        if late and self._directory.settled:
             found = [number for number in self.lacking() if self._why_absent(number) is not None]
             for barrier in late if found else ():
                 self._barriers.fail(barrier, self._not_active(found))
@@ -422,18 +459,17 @@ class ClientStreams:
     def lacking(self) -> list[int]:
         """Return the vBuckets that are wanted and neither stream nor are done."""
         named = self._options.vbuckets
-        wanted = self._nodes.numbers() if named is None else named
+        wanted = self._directory.numbers() if named is None else named
         lacking = {n for n, route in self.routes.items() if not (route.streaming or route.done)}
         return sorted(lacking | (wanted - self.routes.keys()))
 
     def _why_absent(self, vbucket: int) -> str | None:
         """Return why a vBucket is not streamed, ``""`` = it is nowhere; ``None`` = it soon is."""
         route = self.routes.get(vbucket)
-        place = route.place if route is not None else VBucketPlace(vbucket)
-        choice = self._nodes.choice(place)
         if route is not None and route.refusal:
             return route.refusal
-        if choice.place or self._nodes.replica(vbucket) is not None:
+        choice = self._directory.choice(vbucket)
+        if choice.place or self._directory.replica(vbucket):
             return None
         return choice.why if choice.claimed else ""
 
@@ -442,8 +478,8 @@ class ClientStreams:
         return not_active(
             [number for number, each in why.items() if not each],
             {number: each for number, each in why.items() if each},
-            [node.place for node in self._nodes.all()],
-            self._nodes.why_silent(),
+            self._directory.places,
+            list(dict.fromkeys(each.words for each in self._directory.silent.values())),
         )
 
 

@@ -48,6 +48,9 @@ _REASONS_MAX = 5
 
 _MAP = RequestFrame(Opcode.GET_CLUSTER_CONFIG)
 
+#: Of GET_ALL_VB_SEQNOS: vBuckets in any state but dead.
+ANY_STATE = 0
+
 #: Entries (vb_uuid, seqno), newest first.
 Log = Sequence[tuple[int, int]]
 
@@ -156,6 +159,12 @@ class NodeHoldings:
     replicas: dict[int, int] = field(default_factory=dict)
     # Failover logs, of those it was asked for.
     logs: dict[int, Log] = field(default_factory=dict)
+    # vBuckets in any state but dead, if the node was asked for them.
+    present: frozenset[int] = frozenset()
+
+    def term(self, vbucket: int) -> int:
+        """Return the term of a vBucket that is active there, 0 = it knows none."""
+        return self.active.get(vbucket, (0, 0))[1]
 
 
 class Why(Enum):
@@ -260,7 +269,7 @@ class Directory:
             OtherBucket: it has another number of vBuckets than is known.
         """
         self.take_count(place, found.vbuckets)
-        self._heard_of(dict(enumerate(found.terms)))
+        self.heard_of(dict(enumerate(found.terms)))
         for other in found.places(place) if self._learns else ():
             if other not in self.places and len(self.places) < NODES_MAX:
                 self.places.append(other)
@@ -277,10 +286,16 @@ class Directory:
 
     def told(self, place: str, facts: NodeHoldings) -> None:
         """A node has told what it has."""
+        before, silence = self.facts.get(place), self.silent.pop(place, None)
         self.facts[place] = facts
-        self.silent.pop(place, None)
-        self._heard_of({number: term for number, (_, term) in facts.active.items()})
-        self._choices.clear()
+        terms = {number: term for number, (_, term) in facts.active.items()}
+        self.heard_of(terms)
+        if before is None or silence is not None:
+            self._choices.clear()
+            return
+        said = {number: term for number, (_, term) in before.active.items()}
+        for number in before.logs.keys() | dict(terms.items() ^ said.items()).keys():
+            self._choices.pop(number, None)
 
     def take_logs(self, place: str, logs: Mapping[int, Log]) -> None:
         """A node has told failover logs."""
@@ -292,6 +307,7 @@ class Directory:
     def lost(self, place: str, silence: NotTold) -> None:
         """A node does not tell what it has."""
         self.silent[place] = silence
+        self._forget_news(place)
         if not self._remembers:
             self.facts.pop(place, None)
         self._choices.clear()
@@ -310,6 +326,7 @@ class Directory:
         """
         if place in self.facts:
             self.facts[place].active.pop(vbucket, None)
+            self.facts[place].replicas.pop(vbucket, None)
         found = map_in(value) if value[:1] == b"{" else None
         if found is not None:
             try:
@@ -325,7 +342,8 @@ class Directory:
         self.facts.setdefault(owner, NodeHoldings()).active[vbucket] = (0, found.term(vbucket))
         return self.choice(vbucket).place == owner
 
-    def _heard_of(self, terms: Mapping[int, int]) -> None:
+    def heard_of(self, terms: Mapping[int, int]) -> None:
+        """Learn terms that somebody has, by vBucket."""
         for vbucket, term in terms.items():
             if term > self.terms.get(vbucket, 0):
                 self.terms[vbucket] = term
@@ -349,8 +367,8 @@ class Directory:
     def _claims(self, vbucket: int) -> list[Claim]:
         claims = [
             Claim(place, facts.active[vbucket][1], facts.logs.get(vbucket, ()))
-            for place, facts in self.facts.items()
-            if vbucket in facts.active
+            for place in self.places
+            if (facts := self.facts.get(place)) is not None and vbucket in facts.active
         ]
         if not (self.silent and self._remembers):
             return claims
@@ -361,10 +379,28 @@ class Directory:
         """Return the vBuckets that any node says it has active."""
         return {number for facts in self.facts.values() for number in facts.active}
 
+    def numbers(self) -> set[int]:
+        """Return the vBuckets that there are: of the bucket, as maps tell, and all of any node."""
+        held = self.facts.values()
+        return self.claimed().union(range(self.vbuckets), *(facts.present for facts in held))
+
     def owners(self) -> dict[int, str]:
         """Return the node to use of each vBucket that there is one for, by number."""
         choices = ((number, self.choice(number).place) for number in sorted(self.claimed()))
         return {number: place for number, place in choices if place}
+
+    def replica(self, vbucket: int) -> str:
+        """Return the node with the newest replica of a vBucket that is active nowhere, "" = none.
+
+        It means something once `settled`.
+        """
+        found = self.facts.items()
+        if any(vbucket in facts.active for _, facts in found):
+            return ""
+        newest = {
+            place: facts.replicas[vbucket] for place, facts in found if vbucket in facts.replicas
+        }
+        return max(newest, key=newest.__getitem__, default="")
 
     def seqno(self, vbucket: int) -> int:
         """Return the high seqno of a vBucket at the node to use."""
@@ -424,16 +460,26 @@ class Directory:
             replicas_at: nodes that are asked for their replicas, too.
         """
         for place in self.places:  # grows with what the maps of the first ones name
-            silence = yield from self._ask_one(place, maps, place in replicas_at)
-            if silence is not None:
-                self.lost(place, silence)
-        yield from self._ask_logs(self.undecided())
-        yield from self._tell_deposed()
+            others = (VBucketState.REPLICA,) if place in replicas_at else ()
+            yield from self.ask(place, others, maps=maps)
+        yield from self.compare()
 
-    def _ask_one(
-        self, place: str, maps: bool, replicas: bool
+    def ask(self, place: str, others: Sequence[int] = (), *, maps: bool) -> Survey:
+        """Ask one node what it has.
+
+        Args:
+            place: which.
+            others: `VBucketState.REPLICA` or `ANY_STATE`, if those are wanted, too.
+            maps: whether to ask for its cluster map, too.
+        """
+        silence = yield from self._ask(place, others, maps=maps)
+        if silence is not None:
+            self.lost(place, silence)
+
+    def _ask(
+        self, place: str, others: Sequence[int], *, maps: bool
     ) -> Generator[NodeQuestion, Heard | Unanswered, NotTold | None]:
-        states = [VBucketState.ACTIVE, *([VBucketState.REPLICA] if replicas else [])]
+        states = (VBucketState.ACTIVE, *others)
         asked = [_MAP] if maps else []
         heard = yield NodeQuestion(place, [*asked, *map(seqnos_request, states)])
         if isinstance(heard, Unanswered):
@@ -450,40 +496,42 @@ class Directory:
                 self.take_count(place, count_in(counted.statistics))
         except OtherBucket as error:
             return NotTold(Why.FOREIGN, f"the node at {error}")
-        return self._take_seqnos(place, answers, knows_terms=heard.knows_terms)
+        return self._take_seqnos(place, states, answers, knows_terms=heard.knows_terms)
 
     def _take_seqnos(
-        self, place: str, answers: Sequence[ResponseFrame], *, knows_terms: bool
+        self,
+        place: str,
+        states: Sequence[int],
+        answers: Sequence[ResponseFrame],
+        *,
+        knows_terms: bool,
     ) -> NotTold | None:
-        for answer in answers:
+        rows: dict[int, list[tuple[int, int, int]]] = {}
+        for state, answer in zip(states, answers, strict=True):
             if answer.status:
                 words = f"the node at {place} does not tell its vBuckets: {answer.reason}"
                 again = verdict(answer.status) is Verdict.AGAIN
                 return NotTold(Why.LATER if again else Why.REFUSED, words)
-        try:
-            active, *more = [seqno_rows(each.value, knows_terms=knows_terms) for each in answers]
-        except RemoteProtocolError:
-            return NotTold(Why.NONSENSE, f"the node at {place} sent a torn list of seqnos")
-        replicas = {number: seqno for rows in more for number, seqno, _ in rows}
-        highest = max((number for number, _, _ in active), default=-1)
-        if highest >= self.vbuckets > 0:  # keys would be looked for, and stored, elsewhere
+            try:
+                rows[state] = seqno_rows(answer.value, knows_terms=knows_terms)
+            except RemoteProtocolError:
+                return NotTold(Why.NONSENSE, f"the node at {place} sent a torn list of seqnos")
+        active = {number: (seqno, term) for number, seqno, term in rows[VBucketState.ACTIVE]}
+        if (highest := max(active, default=-1)) >= self.vbuckets > 0:
+            # Keys would be looked for, and stored, elsewhere.
             words = (
                 f"{place} has vBucket {highest}, and by its cluster map there are only "
                 f"{self.vbuckets}: set another map there"
             )
             return NotTold(Why.FOREIGN, f"the node at {words}")
-        self.told(place, NodeHoldings({n: (seqno, term) for n, seqno, term in active}, replicas))
+        replicas = {number: seqno for number, seqno, _ in rows.get(VBucketState.REPLICA, ())}
+        present = frozenset(number for number, _, _ in rows.get(ANY_STATE, ()))
+        self.told(place, NodeHoldings(active, replicas, present=present))
         return None
 
-    def _ask_logs(self, wanted: Mapping[str, Sequence[int]]) -> Survey:
-        """Ask for failover logs; what is not told is left out."""
-        for place, numbers in wanted.items():
-            heard = yield NodeQuestion(place, [log_request(number) for number in numbers])
-            if isinstance(heard, Heard):
-                self.take_logs(place, dict(_logs_in(numbers, heard.answers)))
-
-    def _tell_deposed(self) -> Survey:
-        """Tell nodes of the promotions that they have missed; each only once."""
+    def compare(self) -> Survey:
+        """Ask for the histories that decide, and tell nodes of promotions that they have missed."""
+        yield from self._ask_logs(self.undecided())
         late = self.deposed()
         wanted: dict[str, list[int]] = {}
         for vbucket in sorted({number for numbers in late.values() for number in numbers}):
@@ -492,9 +540,17 @@ class Directory:
                 wanted.setdefault(place, []).append(vbucket)
         yield from self._ask_logs(wanted)
         for place in late:
-            news = self.news(place)
-            if news and isinstance((yield NodeQuestion(place, telling(news))), Heard):
-                self.has_heard(place, news)
+            if news := self.news(place):
+                self.has_heard(place, news)  # it is told only once, whatever it makes of it
+                if isinstance((yield NodeQuestion(place, telling(news))), Unanswered):
+                    self._forget_news(place)
+
+    def _ask_logs(self, wanted: Mapping[str, Sequence[int]]) -> Survey:
+        """Ask for failover logs; what is not told is left out."""
+        for place, numbers in wanted.items():
+            heard = yield NodeQuestion(place, [log_request(number) for number in numbers])
+            if isinstance(heard, Heard):
+                self.take_logs(place, dict(_logs_in(numbers, heard.answers)))
 
     def news(self, place: str) -> list[News]:
         """Return of which promotions a node is to be told, where the history is known."""
@@ -506,8 +562,12 @@ class Directory:
         return found
 
     def has_heard(self, place: str, news: Iterable[News]) -> None:
-        """A node has answered when it was told: it is told no more, whatever it made of it."""
+        """A node is told no more of these, until it is lost."""
         self._deposed |= {(place, each.vbucket): each.term for each in news}
+
+    def _forget_news(self, place: str) -> None:
+        for told in [each for each in self._deposed if each[0] == place]:
+            del self._deposed[told]
 
 
 # --- questions ------------------------------------------------------------------------------------
@@ -550,7 +610,7 @@ def conduct(survey: Survey, put: Callable[[NodeQuestion], Heard | Unanswered]) -
         pass
 
 
-def seqnos_request(state: VBucketState) -> RequestFrame:
+def seqnos_request(state: int) -> RequestFrame:
     """Return what asks for the high seqnos of all vBuckets in a state."""
     return RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=VBUCKET_SEQNOS_EXTRAS.pack(state))
 
