@@ -1,10 +1,12 @@
-"""Commands on one key, and the administrative ones."""
+"""What text commands do beside their replies, which are in ``interop/dialects.txt``."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.kv.harness import NOON, Rig, drained, talk
+from tests.kv.harness import NOON, Rig, drained, drained_with_waits, talk
+
+TOO_LARGE = b"SERVER_ERROR object too large for cache\r\n"
 
 
 @pytest.fixture
@@ -18,11 +20,6 @@ def stored(rig: Rig, key: bytes) -> bytes | None:
 
 
 # --- lines --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("line", [b"bogus x", b"GET a", b"", b" ", b"\r", b"Version", b"get\ta"])
-def test_an_unknown_command_is_an_error_and_the_connection_lives(rig: Rig, line: bytes) -> None:
-    assert talk(rig.text(), line + b"\r\nversion\r\n") == b"ERROR\r\nVERSION 1.2.3\r\n"
 
 
 @pytest.mark.parametrize(
@@ -47,137 +44,6 @@ def test_a_line_of_http_closes_without_a_reply(rig: Rig, line: bytes) -> None:
     assert stored(rig, b"a") is None
 
 
-@pytest.mark.parametrize(
-    "line", [b"x HTTP/1.1 y", b"x http/1.1", b"x HTTP", b"Host : x", b"Hosts: x"]
-)
-def test_a_line_that_is_only_like_http_is_an_unknown_command(rig: Rig, line: bytes) -> None:
-    assert talk(rig.text(), line + b"\r\nversion\r\n") == b"ERROR\r\nVERSION 1.2.3\r\n"
-
-
-def test_a_known_command_may_have_words_of_http(rig: Rig) -> None:
-    replies = talk(rig.text(), b"set HTTP/1.1 0 0 1\r\nb\r\nget Host: HTTP/1.1\r\n")
-    assert replies == b"STORED\r\nVALUE HTTP/1.1 0 1\r\nb\r\nEND\r\n"
-
-
-def test_a_line_may_end_in_a_bare_newline(rig: Rig) -> None:
-    replies = talk(rig.text(), b"version\nset a 0 0 1\nb\r\nget a\n")
-    assert replies == b"VERSION 1.2.3\r\nSTORED\r\nVALUE a 0 1\r\nb\r\nEND\r\n"
-
-
-def test_commands_in_one_send_are_answered_in_order_and_none_is_lost(rig: Rig) -> None:
-    replies = talk(
-        rig.text(),
-        b"set n 0 0 1\r\n5\r\nincr n 1\r\nget n\r\ndelete n\r\nget n\r\nbogus\r\nversion\r\n",
-    )
-    assert replies == (
-        b"STORED\r\n6\r\nVALUE n 0 1\r\n6\r\nEND\r\nDELETED\r\nEND\r\nERROR\r\nVERSION 1.2.3\r\n"
-    )
-
-
-# --- delete -------------------------------------------------------------------------------------
-
-
-def test_delete_deletes_what_is_there(rig: Rig) -> None:
-    session = rig.text()
-    talk(session, b"set a 0 0 1\r\nb\r\n")
-    assert talk(session, b"delete a 0\r\ndelete a\r\n") == b"DELETED\r\nNOT_FOUND\r\n"
-    stats = rig.bucket.stats
-    assert (stats.delete_hits, stats.delete_misses) == (1, 1)
-
-
-def test_delete_takes_no_time_but_0(rig: Rig) -> None:
-    assert talk(rig.text(), b"delete a 5\r\n") == (
-        b"CLIENT_ERROR bad command line format.  Usage: delete <key> [noreply]\r\n"
-    )
-    assert talk(rig.text(), b"delete\r\n") == b"ERROR\r\n"
-
-
-def test_delete_with_noreply_is_silent(rig: Rig) -> None:
-    session = rig.text()
-    talk(session, b"set a 0 0 1\r\nb\r\n")
-    assert talk(session, b"delete a noreply\r\ndelete a 0 noreply\r\nget a\r\n") == b"END\r\n"
-
-
-# --- incr, decr ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("before", "line", "reply", "after"),
-    [
-        (b"99", b"incr n 1", b"100", b"100"),
-        (b"100", b"decr n 1", b"99", b"99 "),
-        (b"99 ", b"decr n 1000", b"0", b"0  "),
-        (b"2  ", b"incr n 1000", b"1002", b"1002"),
-        (b"18446744073709551615", b"incr n 1", b"0", b"0" + b" " * 19),
-        (b" 12", b"incr n 1", b"13", b"13 "),
-        (b"5", b"decr n 0", b"5", b"5"),
-        (b"5", b"incr n 18446744073709551615", b"4", b"4"),
-    ],
-)
-def test_counters_wrap_stop_and_pad(
-    rig: Rig, before: bytes, line: bytes, reply: bytes, after: bytes
-) -> None:
-    session = rig.text()
-    talk(session, b"set n 3 0 %d\r\n%b\r\n" % (len(before), before))
-    assert talk(session, line + b"\r\n") == reply + b"\r\n"
-    assert talk(session, b"get n\r\n") == b"VALUE n 3 %d\r\n%b\r\nEND\r\n" % (len(after), after)
-
-
-@pytest.mark.parametrize("delta", [b"-1", b"1.5", b"x", b"18446744073709551616"])
-def test_a_delta_is_a_number_of_64_bits(rig: Rig, delta: bytes) -> None:
-    session = rig.text()
-    talk(session, b"set n 0 0 1\r\n1\r\n")
-    refusal = b"CLIENT_ERROR invalid numeric delta argument\r\n"
-    assert talk(session, b"incr n %b\r\ndecr n %b\r\n" % (delta, delta)) == refusal * 2
-
-
-@pytest.mark.parametrize("text", [b"t", b"", b"-1", b"12abc", b"18446744073709551616"])
-def test_text_cannot_be_counted(rig: Rig, text: bytes) -> None:
-    session = rig.text()
-    talk(session, b"set t 0 0 %d\r\n%b\r\n" % (len(text), text))
-    refusal = b"CLIENT_ERROR cannot increment or decrement non-numeric value\r\n"
-    assert talk(session, b"incr t 1\r\ndecr t 1\r\n") == refusal * 2
-    assert talk(session, b"incr t 1 noreply\r\nversion\r\n") == b"VERSION 1.2.3\r\n"
-
-
-def test_counting_never_makes_a_counter(rig: Rig) -> None:
-    assert talk(rig.text(), b"incr nk 1\r\ndecr nk 1\r\n") == b"NOT_FOUND\r\n" * 2
-    stats = rig.bucket.stats
-    assert (stats.incr_misses, stats.decr_misses) == (1, 1)
-
-
-def test_counting_is_counted(rig: Rig) -> None:
-    session = rig.text()
-    talk(session, b"set n 0 0 1\r\n5\r\nincr n 1\r\nincr n 1\r\ndecr n 1\r\n")
-    assert talk(session, b"incr n 1 noreply\r\nget n\r\n") == b"VALUE n 0 1\r\n7\r\nEND\r\n"
-    assert (rig.bucket.stats.incr_hits, rig.bucket.stats.decr_hits) == (3, 1)
-
-
-@pytest.mark.parametrize("line", [b"incr", b"incr n", b"decr n", b"incr n 1 2 3"])
-def test_counting_needs_a_key_and_a_delta(rig: Rig, line: bytes) -> None:
-    assert talk(rig.text(), line + b"\r\n") == b"ERROR\r\n"
-
-
-# --- touch --------------------------------------------------------------------------------------
-
-
-def test_touch_gives_a_new_expiry_time(rig: Rig) -> None:
-    session = rig.text()
-    talk(session, b"set n 0 5 1\r\n1\r\n")
-    assert talk(session, b"touch n 0\r\ntouch nk 1\r\n") == b"TOUCHED\r\nNOT_FOUND\r\n"
-    rig.clock.time += 6
-    assert talk(session, b"get n\r\n") == b"VALUE n 0 1\r\n1\r\nEND\r\n"
-    assert talk(session, b"touch n -1 noreply\r\nget n\r\n") == b"END\r\n"
-    stats = rig.bucket.stats
-    assert (stats.cmd_touch, stats.touch_hits, stats.touch_misses) == (3, 2, 1)
-
-
-def test_touch_needs_a_time_that_is_a_number(rig: Rig) -> None:
-    assert talk(rig.text(), b"touch n\r\ntouch n x\r\n") == (
-        b"ERROR\r\nCLIENT_ERROR invalid exptime argument\r\n"
-    )
-
-
 # --- flush_all ----------------------------------------------------------------------------------
 
 
@@ -191,29 +57,6 @@ def test_flush_all_answers_when_it_is_on_disk(rig: Rig) -> None:
     assert drained(session) == b"OK\r\nVERSION 1.2.3\r\n"
     assert not session.input_full
     assert rig.store.view().count() == 0
-
-
-def test_what_is_stored_after_a_flush_in_the_same_second_stays(rig: Rig) -> None:
-    session = rig.text()
-    session.receive_data(b"flush_all\r\nset f 0 0 1\r\nz\r\nget f\r\n")
-    rig.flush()
-    assert drained(session) == b"OK\r\nSTORED\r\nVALUE f 0 1\r\nz\r\nEND\r\n"
-
-
-@pytest.mark.parametrize("time", [b"", b" 0", b" -1", b" 2592001", b" 2147483648"])
-def test_a_flush_with_a_time_that_has_passed_is_immediate(rig: Rig, time: bytes) -> None:
-    session = rig.text()
-    talk(session, b"set a 0 0 1\r\nb\r\nflush_all%b\r\n" % time)
-    rig.flush()
-    assert drained(session) + talk(session, b"get a\r\n") == b"OK\r\nEND\r\n"
-
-
-def test_a_flush_with_noreply_waits_for_nothing(rig: Rig) -> None:
-    session = rig.text()
-    assert talk(session, b"flush_all noreply\r\nflush_all 0 noreply\r\nversion\r\n") == (
-        b"VERSION 1.2.3\r\n"
-    )
-    assert rig.bucket.stats.cmd_flush == 2
 
 
 @pytest.mark.parametrize("time", [2, NOON + 2])
@@ -230,12 +73,6 @@ def test_a_delayed_flush_takes_what_was_stored_until_its_time(rig: Rig, time: fl
     rig.clock.time += 1
     rig.bucket.tick()
     assert talk(session, b"get c\r\n") == b"VALUE c 0 1\r\nb\r\nEND\r\n"
-
-
-def test_flush_all_refuses_what_it_does_not_understand(rig: Rig) -> None:
-    assert talk(rig.text(), b"flush_all x\r\nflush_all 1 2 3\r\n") == (
-        b"CLIENT_ERROR invalid exptime argument\r\nERROR\r\n"
-    )
 
 
 def test_a_flush_that_cannot_be_written_is_a_temporary_failure(rig: Rig) -> None:
@@ -255,10 +92,6 @@ def test_a_flush_outlives_the_peer_that_asked_for_it(rig: Rig) -> None:
 
 
 # --- the rest -----------------------------------------------------------------------------------
-
-
-def test_version_ignores_further_words(rig: Rig) -> None:
-    assert talk(rig.text(), b"version a b\r\n") == b"VERSION 1.2.3\r\n"
 
 
 @pytest.mark.parametrize("line", [b"quit", b"quit now", b"quit noreply"])
@@ -307,11 +140,6 @@ def test_cache_memlimit_refuses_less_than_8(rig: Rig) -> None:
     assert talk(rig.text(), b"cache_memlimit 7\r\ncache_memlimit\r\n") == small + b"ERROR\r\n"
 
 
-@pytest.mark.parametrize("line", [b"shutdown", b"shutdown graceful", b"shutdown x"])
-def test_shutdown_is_not_enabled(rig: Rig, line: bytes) -> None:
-    assert talk(rig.text(), line + b"\r\n") == b"ERROR: shutdown not enabled\r\n"
-
-
 # --- stats --------------------------------------------------------------------------------------
 
 
@@ -331,16 +159,6 @@ def test_stats_reset_resets(rig: Rig) -> None:
     assert rig.resets == 2
 
 
-def test_stats_detail_can_be_switched_and_has_nothing_to_tell(rig: Rig) -> None:
-    usage = b"CLIENT_ERROR usage: stats detail on|off|dump\r\n"
-    replies = talk(
-        rig.text(),
-        b"stats detail on\r\nstats detail off\r\nstats detail dump\r\n"
-        b"stats detail\r\nstats detail x\r\n",
-    )
-    assert replies == b"OK\r\nOK\r\nEND\r\n" + usage * 2
-
-
 def test_cachedump_lists_documents_with_length_and_expiry(rig: Rig) -> None:
     session = rig.text()
     talk(session, b"set a 0 0 3\r\nabc\r\nset b 0 100 1\r\nb\r\nset c 0 -1 1\r\nc\r\ndelete d\r\n")
@@ -358,14 +176,154 @@ def test_cachedump_is_bounded(rig: Rig) -> None:
     assert talk(session, b"stats cachedump 1 0\r\n").count(b"ITEM") == 10_000
 
 
-def test_cachedump_refuses_what_it_does_not_understand(rig: Rig) -> None:
-    replies = talk(
-        rig.text(),
-        b"stats cachedump\r\nstats cachedump 1\r\nstats cachedump x 1\r\n"
-        b"stats cachedump 1 x\r\nstats cachedump 64 1\r\n",
+# --- storing ------------------------------------------------------------------------------------
+
+
+def store(command: bytes, key: bytes, value: bytes, tail: bytes = b"") -> bytes:
+    return b"%b %b 0 0 %d%b\r\n%b\r\n" % (command, key, len(value), tail, value)
+
+
+def cas_of(rig: Rig, key: bytes) -> int:
+    item = rig.item(key)
+    assert item is not None
+    return item.cas
+
+
+def test_a_key_may_hold_any_byte_but_white_space(rig: Rig) -> None:
+    key = "kéy\x01\x7f".encode() + b"\xff"
+    replies = talk(rig.text(), store(b"set", key, b"b") + b"get " + key + b"\r\n")
+    assert replies == b"STORED\r\nVALUE %b 0 1\r\nb\r\nEND\r\n" % key
+
+
+@pytest.mark.acceptance("D17")
+def test_cas_tells_missing_changed_and_equal_apart(rig: Rig) -> None:
+    session = rig.text()
+    assert talk(session, b"cas a 0 0 1 1\r\nq\r\n") == b"NOT_FOUND\r\n"
+    talk(session, store(b"set", b"a", b"b"))
+    unique = cas_of(rig, b"a")
+    vbucket = rig.bucket.of_key(b"a")
+    seqno = vbucket.high_seqno
+    assert talk(session, b"cas a 0 0 1 %d\r\nq\r\n" % (unique + 1)) == b"EXISTS\r\n"
+    assert vbucket.high_seqno == seqno
+    assert talk(session, b"cas a 5 0 1 %d\r\nc\r\n" % unique) == b"STORED\r\n"
+    assert vbucket.high_seqno == seqno + 1
+    assert talk(session, b"cas a 0 0 1 %d\r\nd\r\n" % unique) == b"EXISTS\r\n"
+    assert talk(session, b"get a\r\n") == b"VALUE a 5 1\r\nc\r\nEND\r\n"
+    stats = rig.bucket.stats
+    assert (stats.cas_hits, stats.cas_badval, stats.cas_misses) == (1, 2, 1)
+
+
+# --- too large ----------------------------------------------------------------------------------
+
+
+def largest(rig: Rig, key: bytes) -> int:
+    return rig.settings.kv.max_item_bytes - 50 - len(key)
+
+
+def test_the_largest_item_is_stored_and_one_byte_more_is_not(rig: Rig) -> None:
+    session = rig.text()
+    length = largest(rig, b"a")
+    assert talk(session, store(b"set", b"a", b"x" * length)) == b"STORED\r\n"
+    assert talk(session, b"mg a s\r\n") == b"HD s%d\r\n" % length
+    assert talk(session, store(b"set", b"a", b"x" * (length + 1))) == TOO_LARGE
+
+
+def test_what_is_too_large_is_never_held(rig: Rig) -> None:
+    session = rig.text()
+    session.receive_data(b"set a 0 0 2000000\r\n")
+    for _ in range(20):
+        session.receive_data(b"x" * 100_000)
+        assert session._held == 0
+    assert talk(session, b"\r\nversion\r\n") == TOO_LARGE + b"VERSION 1.2.3\r\n"
+
+
+def test_an_append_whose_sum_is_too_large_is_not_stored(rig: Rig) -> None:
+    session = rig.text()
+    length = largest(rig, b"a")
+    talk(session, store(b"set", b"a", b"x" * (length - 1)))
+    assert talk(session, store(b"append", b"a", b"yz")) == b"NOT_STORED\r\n"
+    assert talk(session, store(b"prepend", b"a", b"yz")) == b"NOT_STORED\r\n"
+    assert talk(session, store(b"append", b"a", b"y")) == b"STORED\r\n"
+
+
+def test_a_block_as_long_as_the_longest_frame_is_swallowed_and_one_byte_more_closes() -> None:
+    rig = Rig(kv__max_frame_bytes=2 * 1024 * 1024)
+    longest = 2 * 1024 * 1024
+    session = rig.text()
+    line = b"set a 0 0 %d\r\n" % longest
+    assert talk(session, line + b"x" * longest + b"\r\nversion\r\n").startswith(
+        TOO_LARGE + b"VERSION"
     )
-    assert replies == (
-        b"CLIENT_ERROR bad command line\r\n" * 2
-        + b"CLIENT_ERROR bad command line format\r\n" * 2
-        + b"CLIENT_ERROR Illegal slab id\r\n"
+    session = rig.text()
+    assert talk(session, b"set a 0 0 %d\r\n" % (longest + 1)) == TOO_LARGE
+    assert session.closing
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def fill(rig: Rig, *keys: bytes) -> None:
+    talk(rig.text(), b"".join(b"set %b 1 0 %d\r\n%b\r\n" % (key, len(key), key) for key in keys))
+
+
+def value(key: bytes) -> bytes:
+    return b"VALUE %b 1 %d\r\n%b\r\n" % (key, len(key), key)
+
+
+@pytest.mark.parametrize("length", [0, 1, 4_095, 4_096, 4_097, 100_000, 1_000_000])
+def test_a_value_of_any_length_comes_back_as_it_is(rig: Rig, length: int) -> None:
+    data = bytes(range(256)) * (length // 256 + 1)
+    data = data[:length]
+    session = rig.text()
+    talk(session, b"set a 3 0 %d\r\n%b\r\n" % (length, data))
+    for line in (b"get a\r\n", b"get  a\r\n"):
+        assert talk(session, line) == b"VALUE a 3 %d\r\n%b\r\nEND\r\n" % (length, data)
+
+
+def test_thousands_of_keys_in_one_line_keep_their_order(rig: Rig) -> None:
+    keys = [b"key-%d" % number for number in range(5_000)]
+    fill(rig, *keys[::2])
+    session = rig.text()
+    session.receive_data(b"get " + b" ".join(keys) + b"\r\nversion\r\n")
+    assert drained_with_waits(session) == (
+        b"".join(map(value, keys[::2])) + b"END\r\nVERSION 1.2.3\r\n"
     )
+    assert not session.input_full
+
+
+def test_many_misses_leave_others_their_turn(rig: Rig) -> None:
+    session = rig.text()
+    session.receive_data(b"get " + b" ".join([b"no"] * 100_000) + b"\r\nversion\r\n")
+    turns = 0
+    while session.input_full:
+        assert rig.wakes == turns + 1
+        assert session.data_to_send(1_000) == [] or not session.input_full
+        turns += 1
+    assert turns > 5
+    assert rig.bucket.stats.get_misses == 100_000
+
+
+def test_lines_of_one_kind_of_key_are_answered_as_asked_whatever_their_number(rig: Rig) -> None:
+    fill(rig, b"a", b"b")
+    for count in (1, 2, 255, 256, 257, 258, 4_096, 5_000):
+        session = rig.text()
+        session.receive_data(b"get " + b" ".join([b"a"] * (count - 1) + [b"b"]) + b"\r\n")
+        assert drained_with_waits(session) == value(b"a") * (count - 1) + value(b"b") + b"END\r\n"
+
+
+def test_statistics_count_what_came_before_them_in_the_same_send(rig: Rig) -> None:
+    fill(rig, b"a")
+    rig.services.stats = lambda words: [("get_hits", str(rig.bucket.stats.get_hits))]
+    replies = talk(rig.text(), b"get a\r\nget a\r\nstats\r\nget a\r\nstats\r\n")
+    assert [word for word in replies.split() if word.isdigit() and word != b"1"] == [b"2", b"3"]
+
+
+def test_reading_makes_a_document_hot(rig: Rig) -> None:
+    fill(rig, b"a", b"b", b"c")
+    talk(rig.text(), b"get a\r\ngets b\r\n")
+    ages = []
+    for key in (b"a", b"b", b"c"):
+        item = rig.item(key)
+        assert item is not None
+        ages.append(item.nru)
+    assert ages == [0, 0, 2]
