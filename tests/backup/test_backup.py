@@ -159,8 +159,8 @@ def test_every_file_is_sorted_by_vbucket_and_seqno(source: ServerProcess, tmp_pa
 def test_large_groups_are_several_files(
     source: ServerProcess, target: ServerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uprmc.backup.parts.PART_BYTES", 10_000)
-    monkeypatch.setattr("uprmc.backup.parts.ROW_GROUP_BYTES", 4_000)
+    monkeypatch.setattr("uprmc.backup.manifest.PART_BYTES", 10_000)
+    monkeypatch.setattr("uprmc.backup.manifest.ROW_GROUP_BYTES", 4_000)
     monkeypatch.setattr("uprmc.columnar.reading.HOLD_BACK_BYTES", 0)
     for number in range(8):
         store(source, {b"%d-%d" % (number, n): b"v" * 5_000 for n in range(8)})
@@ -548,7 +548,7 @@ def test_a_disk_that_takes_nothing_leaves_no_increment(
     add(source, tmp_path)
     store(source, numbered(50, value="new"))
     with monkeypatch.context() as patched:
-        patched.setattr("uprmc.backup.parts._write_parquet", lambda table, path, how: full(path))
+        patched.setattr("uprmc.backup.manifest._write_parquet", lambda table, path, how: full(path))
         with pytest.raises(TaskFailed, match="No space left"):
             add(source, tmp_path)
     assert len(Repository(tmp_path).chain().increments) == 1
@@ -565,7 +565,7 @@ def test_a_damaged_parent_is_not_added_to(source: ServerProcess, tmp_path: Path)
 
 def connections_of(server: ServerProcess) -> int:
     with dialled(str(server.upr), access_to(server)) as connection:
-        return int(connection.stats("")["total_connections"])
+        return int(connection.statistics("")["total_connections"])
 
 
 def test_a_backup_needs_few_connections_however_many_groups_it_has(tmp_path: Path) -> None:

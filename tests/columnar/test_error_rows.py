@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from uprmc.columnar.error_rows import KEY_SHOWN_BYTES, VALUE_SHOWN_BYTES, ErrorFile, ErrorRow
 from uprmc.columnar.errors import BadFile
+from uprmc.columnar.report import KEY_SHOWN_BYTES, VALUE_SHOWN_BYTES, ErrorFile, ErrorRow
 
 
 def test_a_line_shows_the_beginning_of_what_is_long() -> None:
@@ -61,7 +61,7 @@ def test_the_next_write_into_the_directory_leaves_the_rows_of_the_last_one(tmp_p
 def test_a_directory_has_so_many_files_of_a_task_and_not_one_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("uprmc.columnar.error_rows.FILES_MAX", 2)
+    monkeypatch.setattr("uprmc.columnar.report.FILES_MAX", 2)
     for number in range(2):
         (tmp_path / ("errors-00002-0-1.jsonl" if number else "errors-00002-0.jsonl")).touch()
     with pytest.raises(BadFile, match="tidy it up"):

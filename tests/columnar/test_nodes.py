@@ -6,17 +6,14 @@ import struct
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.codec.frames import Frame
 from tests.columnar.read_peer import FakeNode, refused
-from uprmc.client.connection import NodeConnection
-from uprmc.client.kv import KvClient, KvMap
+from uprmc.client.kv import KvClient
 from uprmc.columnar.access import Access
 from uprmc.columnar.errors import BadOption, NoVBucket, VBucketsChanged
 from uprmc.columnar.nodes import BulkNodes
-from uprmc.model import FailoverEntry, vbucket_of
+from uprmc.model import FailoverEntry
 from uprmc.protocol.header import encode_response
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import encode_failover_log
@@ -36,11 +33,6 @@ def documents(servers: str) -> dict[bytes, int]:
         for number in range(50):
             kv.delete(b"document-%d" % number)
     return stored
-
-
-@given(st.binary(min_size=1, max_size=250), st.sampled_from([1, 64, 1000, 1024]))
-def test_a_key_belongs_where_the_other_client_puts_it(key: bytes, vbuckets: int) -> None:
-    assert vbucket_of(key, vbuckets) == KvMap([], vbuckets, NodeConnection).vbucket_of(key)
 
 
 def test_standings_are_those_of_the_node(servers: str, documents: dict[bytes, int]) -> None:

@@ -393,7 +393,7 @@ def test_a_read_leaves_no_lease_behind(filled: ServerProcess) -> None:
         break
     list(read(access(place), whole(), COLUMNS))
     with BulkNodes(access(place)) as nodes:
-        assert int(nodes.connection(place).stats("leases")["open"]) == 0
+        assert int(nodes.connection(place).statistics("leases")["open"]) == 0
 
 
 def test_a_lease_that_was_given_is_left_alone(filled: ServerProcess) -> None:

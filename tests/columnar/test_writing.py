@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 
 from tests.columnar.write_peer import ACCESS, DO, LOSE_AFTER, LOSE_BEFORE, Cluster, troubled
 from tests.columnar.write_rows import HandClock, documents, versions
-from uprmc.columnar.error_rows import ErrorRow
 from uprmc.columnar.errors import BadOption, BadRow, BadSchema, NoVBucket, TooManyErrors
-from uprmc.columnar.report import TaskReport
+from uprmc.columnar.report import ErrorRow, TaskReport
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.protocol.header import RequestFrame, ResponseFrame

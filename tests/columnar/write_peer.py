@@ -259,7 +259,7 @@ class Line:
     def __init__(self, line: socket.socket, place: str) -> None:
         self.socket, self.place = line, place
 
-    def stats(self, _group: str) -> dict[str, str]:
+    def statistics(self, _group: str) -> dict[str, str]:
         return {}
 
     def failure(self, what: str) -> NodeUnreachable:

@@ -17,8 +17,16 @@ from hypothesis import strategies as st
 
 from uprmc.columnar.errors import BadFile, BadOption, MissingFile
 from uprmc.load import inputs
-from uprmc.load.input_rows import BadLine, InputRow, Numbering, rows_of
-from uprmc.load.inputs import Dialect, LoadTask, fingerprint, plan
+from uprmc.load.inputs import (
+    BadLine,
+    Dialect,
+    InputRow,
+    LoadTask,
+    Numbering,
+    fingerprint,
+    plan,
+    rows_of,
+)
 
 
 def read(tasks: list[LoadTask]) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
@@ -310,7 +318,7 @@ def test_a_quote_that_is_never_closed_is_a_bad_line_where_it_begins(tmp_path: Pa
 def test_a_line_at_the_limit_is_read_and_one_above_is_bad(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    monkeypatch.setattr("uprmc.load.input_rows.LINE_BYTES_MAX", 40)
+    monkeypatch.setattr("uprmc.load.inputs.LINE_BYTES_MAX", 40)
 
     def line(size: int) -> str:
         return '{"a":"' + "x" * (size - 9) + '"}\n' if "json" in form else "x" * (size - 1) + "\n"

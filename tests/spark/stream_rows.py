@@ -33,7 +33,7 @@ def rows_of(node: Node) -> dict[tuple[int, str], dict[str, str]]:
     """What a node remembers, by vBucket and id."""
     found: dict[tuple[int, str], dict[str, str]] = {}
     with connected(node) as connection:
-        for name, value in connection.stats("watermarks").items():
+        for name, value in connection.statistics("watermarks").items():
             vbucket, _, what = name.partition(":")
             if what.startswith("row_"):
                 of, _, field = what.removeprefix("row_").rpartition(":")

@@ -19,8 +19,7 @@ from tests.spark.page import PAGE, REFERENCE, ROOT, TEXT, blocks
 from tools.reference import spark_options_page
 from uprmc.backup.manifest import FilePart, Manifest, VBucketPart
 from uprmc.columnar import errors, schema
-from uprmc.columnar.error_rows import CODES, ErrorRow
-from uprmc.columnar.report import OUTCOMES
+from uprmc.columnar.report import CODES, OUTCOMES, ErrorRow
 from uprmc.spark.offsets import BOUNDARIES_MAX, Offset, OffsetPosition
 from uprmc.spark.options import ACCESS, READ, WRITE
 

@@ -63,7 +63,7 @@ def stream(node: Node | Calm, **changes: object) -> Stream:
 def leases_of(node: Calm) -> int:
     """How many leases a node holds."""
     with dialled(str(node.upr), Access((str(node.upr),))) as connection:
-        return int(connection.stats("leases")["open"])
+        return int(connection.statistics("leases")["open"])
 
 
 def lose_lease(found: Stream) -> None:

@@ -264,7 +264,7 @@ def test_all_actions_of_a_dataframe_read_one_moment_from_one_lease(
 ) -> None:
     def granted() -> int:
         with dialled(servers, Access((servers,))) as connection:
-            return int(connection.stats("leases")["granted"])
+            return int(connection.statistics("leases")["granted"])
 
     before = granted()
     rows = load(snapshot="held")

@@ -190,7 +190,7 @@ def test_every_task_of_a_held_read_reads_one_moment(node: ServerProcess, servers
 def open_leases(servers: str) -> list[int]:
     """Return the seconds that each lease of the node has left."""
     with dialled(servers, read_options({"servers": servers}).access) as connection:
-        told = connection.stats("leases")
+        told = connection.statistics("leases")
     return sorted(int(value) for name, value in told.items() if name.endswith("seconds_left"))
 
 

@@ -12,6 +12,7 @@ See `docs/spark.md`.
 
 from __future__ import annotations
 
+import socket
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -27,9 +28,18 @@ from uprmc import __version__
 from uprmc.backup.checking import check_increments
 from uprmc.backup.digest import Digest, is_deleted
 from uprmc.backup.increments import beginning, check_same_bucket, parts_of
-from uprmc.backup.manifest import FULL, INCREMENTAL, FilePart, Manifest, VBucketPart, group_of
-from uprmc.backup.parts import PartWriter, check_compression, check_file, column_types
-from uprmc.backup.registered import Registered
+from uprmc.backup.manifest import (
+    FULL,
+    INCREMENTAL,
+    FilePart,
+    Manifest,
+    PartWriter,
+    VBucketPart,
+    check_compression,
+    check_file,
+    column_types,
+    group_of,
+)
 from uprmc.backup.repository import (
     Chain,
     Repository,
@@ -56,11 +66,82 @@ from uprmc.columnar.lease import BulkLease, KeptLease, logs_of, of_token
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.read_state import Range, ReadState
 from uprmc.columnar.reading import read
+from uprmc.columnar.registration import BulkRegistration, unregister
+from uprmc.columnar.report import JsonReport
 from uprmc.columnar.schema import Columns
 from uprmc.jobs.engines import Engine, LocalEngine
 from uprmc.jobs.progress import Progress, Step, unseen
 from uprmc.remote.errors import NodeNonsense
+from uprmc.remote.ranges import named
+from uprmc.remote.registering import Instance, kind_number, name_tag
 from uprmc.rollback import VBucketHoldings, history_of
+
+# --- registration --------------------------------------------------------------------------------
+# A backup directory is a registered client: nodes keep deletions until an increment has them.
+#
+# Its row has the directory's own id, so it lives as long as the directory. While a backup is
+# made, the row says what the increment before has, and of a vBucket that has none, the moment of
+# this one: what is deleted before that moment is not in the backup. When the manifest is written,
+# the row is raised to that moment.
+#
+# A node that does not answer keeps too much until the next backup reports, never too little.
+
+
+@dataclass
+class Forgotten(JsonReport):
+    """What ending a registration came to."""
+
+    id: str  # the directory's own
+    vbuckets: list[int]  # those that kept deletions for it
+
+    def summary(self) -> str:
+        """Return it as one line."""
+        if not self.vbuckets:
+            return f"{self.id}: no node keeps deletions for it"
+        return f"{self.id}: removed in {named(self.vbuckets)}"
+
+
+class Registered:
+    """The rows of one directory, as long as one run lasts."""
+
+    def __init__(self, access: Access, repository: Repository) -> None:
+        place = f"{socket.gethostname()}:{repository.path.absolute()}"
+        kind, tag = kind_number("backup"), name_tag(place)
+        instance = Instance(repository.id.encode(), kind, meta=tag)
+        self._rows = BulkRegistration(access, instance, restarts=False)
+
+    def begin(self, lease: BulkLease, last: Manifest | None) -> None:
+        """Have kept what this increment and the next ones need.
+
+        Args:
+            lease: the moment of this increment.
+            last: the increment before.
+        """
+        moment = {number: (each.high_seqno, each.uuid) for number, each in lease.held.items()}
+        known = {} if last is None else _ends(last.vb)
+        self._rows.begin(lambda number: known.get(number, moment[number]), lease.places)
+
+    def finished(self, lease: BulkLease, manifest: Manifest) -> None:
+        """Report what the directory has."""
+        ends = _ends(manifest.vb)
+        self._rows.begin(lambda number: ends[number], lease.places)
+        self._rows.close()
+
+
+def forget(access: Access, directory: Path) -> Forgotten:
+    """Keep nothing for a directory any longer.
+
+    Raises:
+        BackupForeign: it is none.
+        NodeUnreachable, ...: a node does not answer, or refuses.
+    """
+    name = Repository(directory).id
+    return Forgotten(name, unregister(access, name.encode()))
+
+
+def _ends(parts: Mapping[int, VBucketPart]) -> dict[int, tuple[int, int]]:
+    return {number: (part.end, part.uuid if part.end else 0) for number, part in parts.items()}
+
 
 __all__ = ["Kind", "backup"]
 

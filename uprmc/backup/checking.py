@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from uprmc.backup.increments import Beginning, beginning, parts_of
-from uprmc.backup.manifest import FILE_NAME, FilePart, Manifest, group_of
-from uprmc.backup.parts import check_file, read_parts
+from uprmc.backup.manifest import FILE_NAME, FilePart, Manifest, check_file, group_of, read_parts
 from uprmc.backup.repository import Chain, Increment, Repository
 from uprmc.columnar.errors import BackupDamaged, BackupForeign, BackupIncomplete
 from uprmc.columnar.report import JsonReport
@@ -51,15 +50,11 @@ class Tally:
 
 @dataclass(frozen=True)
 class _FilesTask:
-    """Files to look at.
+    """Files to look at."""
 
-    Attributes:
-        files: of each the number of its increment, that one's directory, and what is said of it.
-        vbuckets, groups: how many the chain has, by which rows are in a file's group.
-    """
-
+    # of each the number of its increment, that one's directory, and what is said of it
     files: tuple[tuple[int, str, FilePart], ...]
-    vbuckets: int
+    vbuckets: int  # vbuckets, groups: how many the chain has, by which rows are in a file's group
     groups: int
 
 
@@ -256,16 +251,11 @@ def _seqnos(increment: Path, files: Sequence[FilePart]) -> dict[int, Any]:
 
 @dataclass(frozen=True)
 class Listed:
-    """An increment, or a chain of which nothing can be said.
+    """An increment, or a chain of which nothing can be said."""
 
-    Attributes:
-        chain: its directory's name.
-        number, kind, began, rows, deletes, bytes, file_bytes: as in the manifest; nothing in a
-            chain that cannot be used.
-        problem: why the chain cannot be used; empty = nothing was found.
-    """
-
-    chain: str
+    chain: str  # its directory's name
+    # number, kind, began, rows, deletes, bytes, file_bytes: as in the manifest; nothing in a chain
+    # that cannot be used
     number: int | None = None
     kind: str = ""
     began: str = ""
@@ -273,7 +263,7 @@ class Listed:
     deletes: int = 0
     bytes: int = 0
     file_bytes: int = 0
-    problem: str = ""
+    problem: str = ""  # why the chain cannot be used; empty = nothing was found
 
 
 @dataclass(frozen=True)

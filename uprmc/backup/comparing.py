@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from uprmc.backup.digest import Digest, add_up, digests, is_deleted, row_hashes
-from uprmc.backup.latest import Layer, newest_rows
+from uprmc.backup.increments import Layer, newest_rows
 from uprmc.columnar.access import Access
 from uprmc.columnar.read_state import Range
 from uprmc.columnar.reading import read
@@ -141,18 +141,12 @@ class ComparedVersion(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A key of which the sides have different documents, or only one has any.
+    """A key of which the sides have different documents, or only one has any."""
 
-    Attributes:
-        key: as bytes.
-        vbucket: by the common number.
-        what: only_a, only_b or differ.
-        a, b: the sides' versions, perhaps deletions; ``None`` = nothing is known of the key.
-    """
-
-    key: bytes
-    vbucket: int
-    what: str
+    key: bytes  # as bytes
+    vbucket: int  # by the common number
+    what: str  # only_a, only_b or differ
+    # a, b: the sides' versions, perhaps deletions; ``None`` = nothing is known of the key
     a: ComparedVersion | None
     b: ComparedVersion | None
 

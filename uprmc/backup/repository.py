@@ -59,16 +59,11 @@ class Increment:
 
 
 class Chain:
-    """A full backup and what was added, oldest first.
-
-    Attributes:
-        path: its directory.
-        increments: the finished ones; they fit together.
-    """
+    """A full backup and what was added, oldest first."""
 
     def __init__(self, path: Path, repository_id: str) -> None:
-        self.path = path
-        self.increments = _linked(path, repository_id)
+        self.path = path  # its directory
+        self.increments = _linked(path, repository_id)  # the finished ones; they fit together
 
     @property
     def name(self) -> str:
@@ -98,18 +93,14 @@ def increment_path(chain: Path, number: int) -> Path:
 class Repository:
     """The directory of one backup.
 
-    Attributes:
-        path: the directory.
-        id: its own.
-
     Raises:
         BackupForeign: the directory is something else.
         BackupDamaged: repo.json is torn.
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self.id = _repository_id(path)
+        self.path = path  # the directory
+        self.id = _repository_id(path)  # its own
 
     @classmethod
     def made(cls, path: Path) -> Repository:

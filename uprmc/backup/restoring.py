@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from uprmc.backup.checking import check_increments
-from uprmc.backup.latest import Layer, Selection, layers_of, newest_rows
+from uprmc.backup.increments import Layer, Selection, layers_of, newest_rows
 from uprmc.backup.repository import Increment, Repository
 from uprmc.backup.revision_floors import floors_in, raise_floors
 from uprmc.backup.verifying import BackupSide, VerifyReport, overwrite_differing, verify

@@ -44,7 +44,7 @@ from uprmc.backup.comparing import (
     take_digests,
 )
 from uprmc.backup.digest import FIELDS, Digest, add_up, check_fields
-from uprmc.backup.latest import Selection, layers_of
+from uprmc.backup.increments import Selection, layers_of
 from uprmc.backup.repository import Increment, Repository
 from uprmc.columnar.access import Access, Copies
 from uprmc.columnar.connection import reusing
@@ -139,9 +139,6 @@ class NodeSide:
     Args:
         access: to them.
         copies: which of their replicas are read, too.
-
-    Attributes:
-        owners: HOST:PORT of the node that each vBucket is read from.
     """
 
     has_values = True
@@ -150,7 +147,7 @@ class NodeSide:
         self._access = replace(access, copies=copies)
         with BulkNodes(self._access) as nodes:
             self.vbuckets = nodes.vbuckets
-            self.owners = dict(nodes.owners)
+            self.owners = dict(nodes.owners)  # HOST:PORT of the node that each vBucket is read from
             kind = "replica" if nodes.copied.issuperset(range(self.vbuckets)) else "node"
         self.words = f"{kind} {', '.join(access.servers)}"
         self.there = frozenset(range(self.vbuckets))
@@ -247,45 +244,32 @@ EXAMPLES_MAX = 10
 
 @dataclass(frozen=True)
 class VerifyReport(JsonReport):
-    """What the comparison found.
+    """What the comparison found."""
 
-    Attributes:
-        a, b: the sides, in words.
-        by: what counted, beside the key.
-        vbuckets: compared; `differing`: of them had different digests at first.
-        vbuckets_of: how many there are, compared or not.
-        documents_a, documents_b: how many each side has, at the first look.
-        only_a, only_b, differ: keys that only one side has, or both in different versions.
-        newer_b: of them are newer on side b; `behind`: of them are newer on side a, or undecided.
-        superseded: documents of side a of which side b has a newer version, or a deletion;
-            `deleted` of them are deletions.
-        revived: documents of side b of which side a has an older deletion.
-        looks: 1, or 2 if differences were looked at again.
-        settled: keys that differed at the first look and not at the second.
-        out: the file that lists the differences.
-        examples: some of the keys.
-    """
-
-    a: str
+    a: str  # a, b: the sides, in words
     b: str
-    by: tuple[str, ...]
-    vbuckets: int
+    by: tuple[str, ...]  # what counted, beside the key
+    vbuckets: int  # compared; `differing`: of them had different digests at first
     differing: int = 0
-    vbuckets_of: int = 0
-    documents_a: int = 0
+    vbuckets_of: int = 0  # how many there are, compared or not
+    documents_a: int = 0  # documents_a, documents_b: how many each side has, at the first look
     documents_b: int = 0
+    # only_a, only_b, differ: keys that only one side has, or both in different versions
     only_a: int = 0
     only_b: int = 0
     differ: int = 0
+    # of them are newer on side b; `behind`: of them are newer on side a, or undecided
     newer_b: int = 0
     behind: int = 0
+    # documents of side a of which side b has a newer version, or a deletion; `deleted` of them are
+    # deletions
     superseded: int = 0
     deleted: int = 0
-    revived: int = 0
-    looks: int = 1
-    settled: int = 0
-    out: str | None = None
-    examples: tuple[str, ...] = field(default=())
+    revived: int = 0  # documents of side b of which side a has an older deletion
+    looks: int = 1  # 1, or 2 if differences were looked at again
+    settled: int = 0  # keys that differed at the first look and not at the second
+    out: str | None = None  # the file that lists the differences
+    examples: tuple[str, ...] = field(default=())  # some of the keys
 
     @property
     def same(self) -> bool:

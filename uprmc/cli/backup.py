@@ -59,7 +59,7 @@ def forget(shared: BulkCommon, directory: Path, **_: Any) -> None:
     registers again.
     """
     with running(**shared.showing, afterwards=_nothing_to_repeat) as run:
-        from uprmc.backup.registered import forget as work
+        from uprmc.backup.backups import forget as work
 
         run.report = work(shared.access(), directory)
 

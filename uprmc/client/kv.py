@@ -93,10 +93,6 @@ class KvMap:
         """How many vBuckets the documents are spread over; 0 = not known yet."""
         return self.directory.vbuckets
 
-    def vbucket_of(self, key: bytes) -> int:
-        """Return where a key belongs."""
-        return vbucket_of(key, self.directory.vbuckets)
-
     def connection(self, vbucket: int) -> NodeConnection | None:
         """Return the connection to the node that has the vBucket, ``None`` if none has."""
         place = self.directory.choice(vbucket).place
@@ -205,14 +201,23 @@ class Rounds:
     ) -> list[RequestLine[NodeReply]]:
         """Ask all that is pending once."""
         shares: dict[NodeConnection, list[int]] = {}
+        by_vbucket: dict[int, list[int] | None] = {}  # the share of the node that has it
+        repeated = bool(answers or failures)
         for number in pending:
-            answers.pop(number, None)
-            failures.pop(number, None)
-            connection = self._map.connection(requests[number].vbucket)
-            if connection is None:
-                failures[number] = self._map.why_absent(requests[number].vbucket)
+            if repeated:
+                answers.pop(number, None)
+                failures.pop(number, None)
+            vbucket = requests[number].vbucket
+            if vbucket not in by_vbucket:
+                connection = self._map.connection(vbucket)
+                by_vbucket[vbucket] = (
+                    None if connection is None else shares.setdefault(connection, [])
+                )
+            share = by_vbucket[vbucket]
+            if share is None:
+                failures[number] = self._map.why_absent(vbucket)
             else:
-                shares.setdefault(connection, []).append(number)
+                share.append(number)
         lines = []
         for connection, numbers in shares.items():
             window = Window(
@@ -345,7 +350,7 @@ class KvClient:
 
     def vbucket_of(self, key: bytes) -> int:
         """Return the vBucket that a key belongs to."""
-        return self._map.vbucket_of(key)
+        return vbucket_of(key, self._map.vbuckets)
 
     def by_place(self) -> dict[str, list[int]]:
         """Return the vBuckets that each node has active, as of now; together these are all.
@@ -546,7 +551,8 @@ class KvClient:
             raise InvalidArguments(f"a key has 1 to {KEY_MAX_BYTES} bytes, this one {len(key)}")
         if not 0 <= cas < _CAS_LIMIT or not 0 <= datatype < _DATATYPE_LIMIT:
             raise InvalidArguments(f"CAS {cas} or datatype {datatype} is out of range")
-        return KvRequest(opcode, self._map.vbucket_of(key), key, extras, value, cas, datatype)
+        vbucket = vbucket_of(key, self._map.directory.vbuckets)
+        return KvRequest(opcode, vbucket, key, extras, value, cas, datatype)
 
     def _observing(self, key: bytes) -> KvRequest:
         vbucket = self._request(Opcode.OBSERVE, key).vbucket

@@ -37,6 +37,7 @@ from uprmc.protocol.opcodes import EndReason, Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
 from uprmc.remote import lease as messages
 from uprmc.remote.batch import Batch
+from uprmc.remote.blocking import NodeConnection
 from uprmc.remote.errors import LeaseRefused
 
 __all__ = ["Lease", "LeaseRefused"]
@@ -85,7 +86,7 @@ class Lease:
         reader: bytes = b"",
         timeout_s: float = _TIMEOUT_S,
     ) -> None:
-        self._place, self._tls, self._credentials = place, tls, credentials
+        self._place, self._tls, self._credentials = check_place(place), tls, credentials
         self._timeout_s = timeout_s
         self._wanted_s = lifetime_s
         answer = self._acquired(list(vbuckets), _seconds(lifetime_s), reader)
@@ -118,7 +119,9 @@ class Lease:
         """
         wanted = sorted(self.vbuckets) if vbuckets is None else list(vbuckets)
         with ExitStack() as stack:
-            talk = stack.enter_context(self._talk(values=values))
+            given = self._place, self._tls, self._credentials
+            talk = _Talk(*given, values=values, timeout_s=self._timeout_s)
+            stack.enter_context(talk)
 
             def look() -> None:
                 talk.answer_keep_alives()
@@ -176,13 +179,9 @@ class Lease:
         self.release()
 
     def _acquired(self, vbuckets: list[int], seconds: int, reader: bytes) -> ResponseFrame:
-        asked = messages.acquire(vbuckets, seconds, reader)
-        if not reader:
-            return self._ask(asked)
-        answer = self._ask(asked, Status.INVALID_ARGUMENTS)
-        if not answer.status:
-            return answer
-        return self._ask(messages.acquire(vbuckets, seconds))  # an older node asks not who reads
+        older = (Status.INVALID_ARGUMENTS,) if reader else ()  # does not ask who reads
+        answer = self._ask(messages.acquire(vbuckets, seconds, reader), *older)
+        return self._ask(messages.acquire(vbuckets, seconds)) if answer.status else answer
 
     def _begin(self, session: NodeSession, vbuckets: Sequence[int]) -> Task:
         if control.LEASES not in session.granted:
@@ -195,22 +194,13 @@ class Lease:
             if answer.status:
                 raise LeaseRefused(f"vBucket {number} of the lease: {answer.reason}")
 
-    def _talk(self, *, values: bool = True) -> _Talk:
-        given = self._place, self._tls, self._credentials
-        return _Talk(*given, values=values, timeout_s=self._timeout_s)
-
     def _ask(self, frame: RequestFrame, *allowed: int) -> ResponseFrame:
-        with self._talk() as talk:
-            talk.run(talk.session.opening.log_in())
-            answer: ResponseFrame = talk.run(_asking(frame))
+        given = self._place, self._timeout_s, self._tls, self._credentials
+        with NodeConnection(*given) as connection:
+            answer = connection.ask(frame)
         if answer.status and answer.status not in allowed:
             raise LeaseRefused(f"the node at {self._place} refuses the lease: {answer.reason}")
         return answer
-
-
-def _asking(frame: RequestFrame) -> Task:
-    (answer,) = yield Ask([frame])
-    return answer
 
 
 def _seconds(lifetime_s: float) -> int:
@@ -234,7 +224,7 @@ class _Talk:
     ) -> None:
         self._timeout_s = timeout_s
         self.session = NodeSession(
-            check_place(place),
+            place,
             own_name("uprmc-lease"),
             wants_values=values,
             noop_interval_s=NOOP_INTERVAL_S,

@@ -43,23 +43,17 @@ class LeaseContents:
 
 
 class BulkLease:
-    """A snapshot lease over all nodes.
-
-    Attributes:
-        token: the lease as text, without blanks.
-        grants: one per node.
-        held: by vBucket; empty in a lease that was made of a token.
-        seconds: its lifetime, and what a renewal asks for: the least that a node has granted.
-    """
+    """A snapshot lease over all nodes."""
 
     def __init__(
         self, access: Access, grants: Iterable[Grant], held: dict[int, LeaseContents], seconds: int
     ) -> None:
         self._access = access
-        self.grants = tuple(grants)
-        self.held = held
+        self.grants = tuple(grants)  # one per node
+        self.held = held  # by vBucket; empty in a lease that was made of a token
+        # its lifetime, and what a renewal asks for: the least that a node has granted
         self.seconds = seconds
-        self.token = token_of(self.grants, seconds)
+        self.token = token_of(self.grants, seconds)  # the lease as text, without blanks
 
     @property
     def places(self) -> dict[int, str]:
@@ -223,10 +217,6 @@ class KeptLease:
     """A lease that is renewed, by a thread, for as long as its ``with`` statement lasts.
 
     One that was acquired elsewhere is renewed at once: most of its life may be over.
-
-    Attributes:
-        lease: the lease itself.
-        ended: it was lost: a node has dropped it, or could not be reached for its whole life.
     """
 
     def __init__(
@@ -242,8 +232,9 @@ class KeptLease:
         self._access = access
         self._release = release
         self._old = lease is not None
+        # it was lost: a node has dropped it, or could not be reached for its whole life
         self.ended = False
-        self.lease = lease or acquire(access, vbuckets, lifetime_s, reader)
+        self.lease = lease or acquire(access, vbuckets, lifetime_s, reader)  # the lease itself
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="lease", daemon=True)
 

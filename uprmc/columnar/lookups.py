@@ -18,8 +18,8 @@ from typing import Any
 import pyarrow as pa
 
 from uprmc.columnar.access import Access
+from uprmc.columnar.decoder import DELETE, EXPIRE, SET
 from uprmc.columnar.nodes import BulkNodes, NodeStanding
-from uprmc.columnar.rows import DELETE, EXPIRE, SET
 from uprmc.columnar.schema import Columns
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import Item, Life, vbucket_of

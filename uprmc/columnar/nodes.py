@@ -48,11 +48,6 @@ class BulkNodes:
 
     Connections are kept open; used by one thread at a time.
 
-    Attributes:
-        owners: the node of each that is active, by number; or that has the replica to be read.
-        copied: those of them that are replicas there.
-        silent: why nodes did not answer when they were asked last.
-
     Raises:
         NodeUnreachable: no node answers.
         VBucketsChanged: the nodes do not make one bucket.
@@ -69,8 +64,9 @@ class BulkNodes:
         )
         self.connection, self.drop = self._connections.at, self._connections.drop
         self._copied: dict[int, tuple[int, str]] = {}
+        # The node of each that is active, by number; or that has the replica to be read.
         self.owners: dict[int, str] = {}
-        self.copied: frozenset[int] = frozenset()
+        self.copied: frozenset[int] = frozenset()  # those of them that are replicas there
         try:
             self.refresh()
         except BaseException:

@@ -20,32 +20,19 @@ BATCH, STREAM = "batch", "stream"
 
 @dataclass(frozen=True)
 class Option:
-    """One option.
+    """One option."""
 
-    Attributes:
-        name: in Spark's way of writing; case, ``_`` and ``-`` make no difference.
-        read: turns a text into the value; `ValueError` says what was expected.
-        default: the text that counts when none is given; empty = the option has no default.
-        help: one line.
-        least, most: of a number, both allowed.
-        words: the values that it takes, if these are words.
-        secret: its text is never shown.
-        only: ``batch`` or ``stream``, if it has no meaning in the other one.
-        aliases: other names.
-        field: of the dataclass.
-    """
-
-    name: str
-    read: Callable[[str], Any]
-    default: str
-    help: str
-    least: float = -math.inf
+    name: str  # in Spark's way of writing; case, ``_`` and ``-`` make no difference
+    read: Callable[[str], Any]  # turns a text into the value; `ValueError` says what was expected
+    default: str  # the text that counts when none is given; empty = the option has no default
+    help: str  # one line
+    least: float = -math.inf  # least, most: of a number, both allowed
     most: float = math.inf
-    words: tuple[str, ...] = ()
-    secret: bool = False
-    only: str = ""
-    aliases: tuple[str, ...] = ()
-    field: str = ""
+    words: tuple[str, ...] = ()  # the values that it takes, if these are words
+    secret: bool = False  # its text is never shown
+    only: str = ""  # ``batch`` or ``stream``, if it has no meaning in the other one
+    aliases: tuple[str, ...] = ()  # other names
+    field: str = ""  # of the dataclass
 
     def known_as(self) -> tuple[str, ...]:
         """Return its names as they are looked up."""

@@ -20,29 +20,21 @@ from uprmc.remote.stream import StreamState
 _NO_END = 0xFFFFFFFFFFFFFFFF
 
 #: Seqnos are 64 bits without sign on the wire, with sign in a column.
-SEQNO_MAX = 0x7FFFFFFFFFFFFFFF
+COLUMN_SEQNO_MAX = 0x7FFFFFFFFFFFFFFF
 
 
 @dataclass(frozen=True)
 class Range:
-    """What is wanted of one vBucket: everything after `start`, which lies in a snapshot of `uuid`.
+    """Everything of one vBucket after `start`, which lies in a snapshot of `uuid`."""
 
-    Attributes:
-        vbucket: by number.
-        start: the last seqno that the reader has; 0 = none.
-        uuid: the history that it belongs to; 0 for a start of 0.
-        snap_start, snap_end: the snapshot that `start` lies in; not given = it is complete.
-        end: rows above it are left out; ``None`` = all that the lease holds.
-        resumed: what came before `start` was read from the same lease.
-    """
-
-    vbucket: int
-    start: int = 0
-    uuid: int = 0
+    vbucket: int  # by number
+    start: int = 0  # the last seqno that the reader has; 0 = none
+    uuid: int = 0  # the history that it belongs to; 0 for a start of 0
+    # snap_start, snap_end: the snapshot that `start` lies in; not given = it is complete
     snap_start: int = 0
     snap_end: int = 0
-    end: int | None = None
-    resumed: bool = False
+    end: int | None = None  # rows above it are left out; ``None`` = all that the lease holds
+    resumed: bool = False  # what came before `start` was read from the same lease
 
     @property
     def snapshot(self) -> SnapshotRange:
@@ -53,39 +45,26 @@ class Range:
 
 
 class ReadState:
-    """The read of one vBucket from a lease.
-
-    What contradicts the promise of a stream raises `ValueError`.
-
-    Attributes:
-        range: what is wanted.
-        place: HOST:PORT of the node that holds it.
-        stream: what came of it, on the present connection or the last one.
-        log: the failover log in force, newest first.
-        purge_seqno: deletions up to it may be missing.
-        held_high: up to where the lease holds it; ``None`` = not known.
-        snap_start, disk: of the present snapshot: as it was announced, and whether from disk.
-        rows, deletes, bytes: what was handed on: rows, how many of them are no documents, and the
-            bytes of keys and values.
-        ended: all of it has come.
-        begun: rows of it were yielded.
-        block: number of the last block with rows of it.
-    """
+    """The read of one vBucket from a lease; `ValueError` = a stream's promise is broken."""
 
     def __init__(self, wanted: Range) -> None:
         self.range, self.vbucket = wanted, wanted.vbucket
-        self.place = ""
+        self.place = ""  # HOST:PORT of the node that holds it
         self.restart()
 
     def restart(self) -> None:
         """Begin again: nothing has come, nothing is known of a lease."""
-        self.held_high: int | None = None
+        self.held_high: int | None = None  # up to where the lease holds it, if that is known
         self.uuid = self.range.uuid
-        self.log: FailoverLog = ()
-        self.purge_seqno = 0
+        self.log: FailoverLog = ()  # in force, newest first
+        self.purge_seqno = 0  # deletions up to it may be missing
+        # What was handed on: how many of the rows are no documents, bytes of keys and values.
         self.rows = self.deletes = self.bytes = 0
-        self.ended = self.begun = self.disk = False
-        self.snap_start, self.block = 0, -1
+        self.ended = False  # all of it has come
+        self.begun = False  # rows of it were yielded
+        self.snap_start, self.disk = 0, False  # of the present snapshot: as it was announced
+        self.block = -1  # number of the last block with rows of it
+        # What came of it, on the present connection or the last one.
         self.stream = StreamState(self.vbucket, 0, self.range.start, self.range.snapshot)
 
     def open(self) -> None:
@@ -139,7 +118,7 @@ class ReadState:
         if not self.stream.log:
             raise ValueError("a snapshot of a stream that was not accepted")
         self.stream.announce(marker, strict=True)
-        high = SEQNO_MAX if self.held_high is None else self.held_high
+        high = COLUMN_SEQNO_MAX if self.held_high is None else self.held_high
         if marker.end_seqno > high:
             raise ValueError(f"a snapshot to {marker.end_seqno} of a lease to {high}")
         self.snap_start, self.disk = marker.start_seqno, bool(marker.kind & MarkerFlag.DISK)

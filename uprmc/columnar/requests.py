@@ -16,7 +16,6 @@ from zlib import crc32
 import numpy as np
 import pyarrow as pa
 
-from uprmc.columnar.error_rows import VALUE_SHOWN_BYTES, ErrorRow
 from uprmc.columnar.errors import BadSchema
 from uprmc.columnar.records import (
     BARE,
@@ -26,6 +25,7 @@ from uprmc.columnar.records import (
     WITH_META_OPTIONS,
     WITH_META_OPTIONS_NMETA,
 )
+from uprmc.columnar.report import VALUE_SHOWN_BYTES, ErrorRow
 from uprmc.columnar.write_options import WriteOptions
 from uprmc.protocol.management import WithMetaOption
 from uprmc.protocol.opcodes import HEADER_BYTES, KEY_MAX_BYTES, MAGIC_REQUEST, DataType, Opcode
@@ -195,14 +195,7 @@ _CAS_LOCKED = 2**64 - 1
 
 
 class RequestRows:
-    """The rows of a batch by columns.
-
-    Attributes:
-        count: how many rows there are.
-        keys, values: their bytes.
-        metas: their extended metadata.
-        kinds: what is to be done with each: SET, DELETE, EXPIRE or SKIP.
-    """
+    """The rows of a batch by columns."""
 
     def __init__(
         self,
@@ -217,12 +210,13 @@ class RequestRows:
         self._batch = batch
         self._first_row = first_row
         self._now = now
-        self.count = batch.num_rows
+        self.count = batch.num_rows  # how many rows there are
         self._faults: dict[int, tuple[str, str]] = {}
+        # keys, values: their bytes
         self.keys = bytes_of(required(batch, options.key_column, "the keys"), options.key_column)
-        self.kinds = self._operations()
+        self.kinds = self._operations()  # what is to be done with each: SET, DELETE, EXPIRE or SKIP
         self.values = self._read_values()
-        self.metas = self._read_metas()
+        self.metas = self._read_metas()  # their extended metadata
         self._check_keys()
         self._check_values()
 

@@ -34,10 +34,6 @@ class Journal:
         work: ``load`` or ``restore``.
         read_only: look, but write nothing: a dry run.
 
-    Attributes:
-        done: reports of the tasks that are done, by number.
-        rows, bytes, errors: of all of them.
-
     Raises:
         BadFile: the file is something else, of another work, in use, or cannot be written.
     """
@@ -50,8 +46,8 @@ class Journal:
         *,
         read_only: bool = False,
     ) -> None:
-        self.done: dict[int, TaskReport] = {}
-        self.rows = self.bytes = self.errors = 0
+        self.done: dict[int, TaskReport] = {}  # reports of the tasks that are done, by number
+        self.rows = self.bytes = self.errors = 0  # rows, bytes, errors: of all of them
         self._path, self._work, self._read_only = path, work, read_only
         self._file: IO[bytes] | None = None
         if path is None or (read_only and not path.exists()):

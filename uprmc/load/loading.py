@@ -20,21 +20,21 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from uprmc.columnar.error_rows import ErrorRow
 from uprmc.columnar.errors import BadFile, BadOption, TooManyErrors
 from uprmc.columnar.nodes import BulkNodes
-from uprmc.columnar.report import JsonReport, Report, TaskReport, merge
+from uprmc.columnar.report import ErrorRow, JsonReport, Report, TaskReport, merge
 from uprmc.columnar.write_options import WINDOW_MAX, WriteOptions
 from uprmc.columnar.writing import Writer
 from uprmc.errors import why
 from uprmc.jobs.engines import Engine, current_attempt
 from uprmc.jobs.journal import Journal
 from uprmc.jobs.progress import Progress, Step, unseen
-from uprmc.load.input_rows import BadLine, Numbering
 from uprmc.load.inputs import (
     TASK_BYTES,
+    BadLine,
     Dialect,
     LoadTask,
+    Numbering,
     fingerprint,
     open_bytes,
     plan,

@@ -26,8 +26,7 @@ import pyarrow as pa
 
 from uprmc import units
 from uprmc.columnar.errors import BadOption
-from uprmc.load.input_rows import EXCERPT_BYTES, BadLine, InputRow, rows_of
-from uprmc.load.inputs import LoadTask
+from uprmc.load.inputs import EXCERPT_BYTES, BadLine, InputRow, LoadTask, rows_of
 
 #: Columns of a batch that a load gives to a writer.
 KEY, VALUE, TTL, FLAGS = "key", "value", "_ttl", "_flags"

@@ -410,8 +410,8 @@ class NodeConnection:
         )
         if magic not in (MAGIC_REQUEST, MAGIC_RESPONSE):
             words = "" if self._heard else places.stranger(self.place, bytes(received))
-            words = words or f"what answers at {self.place} is no node of ours: magic {magic:#04x}"
-            raise NodeNonsense(words).doubting(self.place)
+            strange = self.protocol_error(f"what is no frame (magic {magic:#04x})")
+            raise (NodeNonsense(words) if words else strange).doubting(self.place)
         if body_bytes > FRAME_MAX_BYTES or key_bytes + extras_bytes > body_bytes:
             raise self.protocol_error(
                 f"{opcode_name(opcode)} with a body of {body_bytes} bytes, a key of {key_bytes} "

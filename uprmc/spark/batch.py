@@ -38,8 +38,7 @@ from uprmc.remote.lease import parsed_token
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted, meeting
-from uprmc.spark.since import begins
-from uprmc.spark.starting import ends_of, range_from, starts_of
+from uprmc.spark.starting import begins, ends_of, range_from, starts_of
 
 #: Files of DataFrames that nobody has planned a read of for this long are removed.
 _FRAME_FILES_S = 86_400.0

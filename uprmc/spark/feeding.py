@@ -321,22 +321,14 @@ _CODE_WORD = re.compile(r"(UPRMC_[A-Z0-9_]+) ([^\n]+)")
 
 @dataclass
 class FeedReport(JsonReport):
-    """What a feed did while it ran.
+    """What a feed did while it ran."""
 
-    Attributes:
-        batches: with rows or without.
-        rows: all, control rows included.
-        files, bytes: with rows; 0 if Spark writes them, which does not say.
-        repeated: a batch that an earlier run had not finished was read again.
-        seconds: since it was begun.
-    """
-
-    batches: int = 0
-    rows: int = 0
-    files: int = 0
+    batches: int = 0  # with rows or without
+    rows: int = 0  # all, control rows included
+    files: int = 0  # files, bytes: with rows; 0 if Spark writes them, which does not say
     bytes: int = 0
-    repeated: int = 0
-    seconds: float = 0.0
+    repeated: int = 0  # a batch that an earlier run had not finished was read again
+    seconds: float = 0.0  # since it was begun
 
     def summary(self) -> str:
         """Return a line for people."""

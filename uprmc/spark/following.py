@@ -25,8 +25,7 @@ from uprmc.spark.batch_planner import Seen, SettledBatch, Slice
 from uprmc.spark.offsets import Offset, starting_at
 from uprmc.spark.options import ReadOptions
 from uprmc.spark.partitions import groups, tasks_for
-from uprmc.spark.since import begins
-from uprmc.spark.starting import latest
+from uprmc.spark.starting import begins, latest
 from uprmc.spark.stream_task import BatchTask, rules_of, seen_of
 
 #: Attempts to take a lease when history branches at the same moment.
