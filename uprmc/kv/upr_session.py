@@ -314,7 +314,7 @@ class UprSession(BinarySession):
         return pieces
 
     def _begin_pause(self) -> None:
-        """Let input be read in between: for a while, or where nobody keeps time until next turn."""
+        """Let input be read in between: for a while, or without a clock until the next turn."""
         self._pausing = True
         if self.services.pause is not None:
             self.services.pause(GENTLE_PAUSE_S, self._go_on)

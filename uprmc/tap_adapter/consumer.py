@@ -61,7 +61,7 @@ from uprmc.tap_adapter.translate import swapped_flags
 from uprmc.upr.hub import Hub
 
 # --- versions -------------------------------------------------------------------------------------
-# What a UPR consumer would be told and TAP cannot: seqnos, the name of the history, where snapshots
+# What UPR would say and TAP cannot: seqnos, the name of the history, where snapshots
 # end unless checkpoints are used, that a deletion was an expiry, datatypes.
 #
 # Note: flags of items come with their bytes swapped unless the message says otherwise;
@@ -106,7 +106,7 @@ def version_in(message: TapMessage) -> Item:
 # Where a pushing master's snapshots begin and end, as its messages tell on one connection.
 #
 # A master's backfill is one snapshot, and each of its checkpoints is one. Whatever lies between is
-# no state that the master had, so nobody who follows our copy by UPR may be shown it: the vBucket
+# no state that the master had, so none who follows our copy by UPR may see it: the vBucket
 # is "receiving" (`VBucket.receiving`) from the first such version until a boundary comes.
 #
 # OPAQUE 8                  the backfill is whole
@@ -234,7 +234,7 @@ class PushCounters:
     num_checkpoint_end: int = 0
     num_checkpoint_end_failed: int = 0
     # messages that mean nothing here: malformed ones, which end the connection, and OPAQUE codes
-    # that nobody knows (these are in `num_opaque`, too).
+    # that are unknown (these are in `num_opaque`, too).
     num_unknown: int = 0
 
     def count(self, opcode: int, *, failed: bool) -> None:
@@ -307,8 +307,8 @@ class Pushes:
     def last_closed(self, vbucket: VBucket) -> int:
         """Return the id of the master's last checkpoint that is whole here, 0 = not known.
 
-        A master that is told so goes on after it. It is known as long as nothing has happened to
-        the vBucket in between, in this process only: what it held before a restart may not all
+        A master that learns it goes on after it. It is known as long as nothing has happened to
+        the vBucket in between, in this process only: what it had before a restart may not all
         have been on disk.
         """
         uuid, checkpoint_id = self._closed.get(vbucket.id, (0, 0))

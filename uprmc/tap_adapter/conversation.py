@@ -44,43 +44,7 @@ class Phase(Enum):
 
 
 class TapStream:
-    """The stream of one vBucket on one connection.
-
-    Attributes:
-        number: the vBucket's.
-        cursor: what is kept of it.
-        standing_seqno: the vBucket's high seqno when the client connected, or was told last to
-            empty it.
-        surveyed: whether `standing_seqno` is of the contents that are streamed.
-        history: the one that was granted last.
-        phase: see `Phase`.
-        opaque: of the UPR stream, new for each opening.
-        asked: whether an opening is unanswered.
-        outdated: whether the answer to it is not wanted any more, and another is.
-        granted: whether the UPR producer has ever granted it on this connection.
-        dropped: whether the client does not want the vBucket any more.
-        position: seqno of the newest item that was translated, or where the stream begins.
-        snapshot: the snapshot that `position` lies in.
-        whole: whether that snapshot is complete.
-        announced: whether the UPR stream has announced a snapshot since it was opened.
-        rejoins: whether the next snapshot continues the one before it, because items of it are
-            sent anew.
-        from_scratch: whether the client is to be told to empty its vBucket first.
-        emptying: whether it was, or is to be, and has not acknowledged it.
-        beginnings: how often the stream was begun.
-        backfilling: whether the first snapshot from 0 has not been acknowledged whole.
-        checkpoint_open: whether the client was told, on this connection, that one has begun.
-        answer_due: whether the UPR producer waits for word that the snapshot was processed.
-        reopened: whether the stream has ended by itself and nothing has come since.
-        rolled_back: to where the UPR producer has sent it back, ``None`` = it has not.
-        corrected_log: the failover log by which the client's items have been corrected.
-        corrected_serial: number of the last correction, ``None`` when all are acknowledged.
-        corrected_seqno: the highest seqno among the corrections.
-        ending: id and beginning of the checkpoint whose end is about to leave.
-        told_open: whether a client of closed checkpoints was told that it has them all.
-        handing_over: whether the takeover is in its last phase; what is sent then is in `kept`
-            until it is acknowledged, because there is nobody to ask for it again.
-    """
+    """The stream of one vBucket on one connection."""
 
     __slots__ = (
         "announced",
@@ -118,30 +82,46 @@ class TapStream:
 
     def __init__(self, number: int, cursor: TapCursor, standing_seqno: int) -> None:
         """See the class."""
-        self.number = number
-        self.cursor = cursor
+        self.number = number  # the vBucket's
+        self.cursor = cursor  # what is kept of it
+        # The vBucket's high seqno when the client connected, or was last asked to empty it; and
+        # whether that is of the contents that are streamed.
         self.standing_seqno = standing_seqno
-        self.phase = Phase.OPENING
-        self.opaque = self.history = 0
         self.surveyed = True
-        self.asked = self.outdated = self.granted = self.dropped = False
-        self.from_scratch = self.emptying = self.backfilling = False
-        self.beginnings = 0
-        self.checkpoint_open = self.answer_due = self.told_open = False
+        self.phase = Phase.OPENING
+        self.opaque = 0  # of the UPR stream, new for each opening
+        self.history = 0  # the one that was granted last
+        self.asked = False  # an opening is unanswered
+        self.outdated = False  # its answer is not wanted any more, and another is
+        self.granted = False  # the UPR producer has granted it once on this connection
+        self.dropped = False  # the client does not want the vBucket any more
+        self.from_scratch = False  # the client must empty its vBucket first
+        self.emptying = False  # it was asked to, or will be, and has not acknowledged that
+        self.backfilling = False  # the first snapshot from 0 is not acknowledged whole
+        self.beginnings = 0  # how often the stream was begun
+        self.checkpoint_open = False  # the client knows, on this connection, that one has begun
+        self.answer_due = False  # the producer waits for word that the snapshot was processed
+        self.told_open = False  # a client of closed checkpoints knows that it has them all
+        #: Id and beginning of the checkpoint whose end is about to leave.
         self.ending: tuple[int, int] | None = None
+        # The takeover is in its last phase: what is sent is kept until it is acknowledged, because
+        # the source does not answer any more.
         self.handing_over = False
         self.kept: list[bytes] = []
         self.return_to(Mark(cursor.acked, *cursor.snapshot))
 
     def return_to(self, mark: Mark) -> None:
         """Stand at an earlier place, or at the first one."""
-        self.position = mark.seqno
-        self.snapshot = SnapshotRange(mark.start, mark.end)
+        self.position = mark.seqno  # of the newest item that was translated, or where it begins
+        self.snapshot = SnapshotRange(mark.start, mark.end)  # `position` lies in it
+        #: The next snapshot continues the one before it: items of it are sent again.
         self.rejoins = self.cursor.sent > mark.seqno or mark.seqno < mark.end
-        self.whole = not self.rejoins
-        self.announced = self.reopened = False
-        self.rolled_back: int | None = None
-        self.corrected_log = b""
+        self.whole = not self.rejoins  # the snapshot is complete
+        self.announced = False  # the UPR stream has announced one since it was opened
+        self.reopened = False  # it has ended by itself, and nothing has come since
+        self.rolled_back: int | None = None  # to where the UPR producer has sent it back
+        self.corrected_log = b""  # by which the client's items have been corrected
+        #: Number of the last correction, ``None`` when all are acknowledged; their highest seqno.
         self.corrected_serial: int | None = None
         self.corrected_seqno = 0
 
@@ -197,7 +177,7 @@ class TapStream:
 #
 # Job: number the messages, say which ask to be acknowledged, and keep the account (`TapWindow`). A
 # client that acknowledges is asked at every so many messages and whenever nothing more follows. The
-# newest message is therefore **held back** until it is known whether something follows it; it
+# newest message is therefore **kept back** until it is known whether something follows it; it
 # leaves before anything else does, so that the order stays.
 
 
@@ -221,8 +201,8 @@ class SendQueue:
         self.binding = 0
         self._interval = interval
         self._queue: deque[TapControl] = deque()
-        self._held: list[bytes] = []
-        self._held_bytes = 0
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
 
     @property
     def queued(self) -> int:
@@ -232,7 +212,7 @@ class SendQueue:
     @property
     def idle(self) -> bool:
         """Whether everything was sent and taken."""
-        return not self._queue and not self._held and self.window.empty
+        return not self._queue and not self._kept and self.window.empty
 
     @property
     def accepts_items(self) -> bool:
@@ -266,7 +246,7 @@ class SendQueue:
         self._queue.appendleft(control)
 
     def withdraw(self, vbucket: int) -> None:
-        """Forget what has not left of a vBucket, because its stream begins anew."""
+        """Forget what has not left of a vBucket, because its stream begins again."""
         self._queue = deque(
             control
             for control in self._queue
@@ -277,7 +257,7 @@ class SendQueue:
         """Append those that may leave; returns their bytes."""
         size = 0
         while self._queue and self._may_leave(self._queue[0]):
-            if self._held:
+            if self._kept:
                 size += self.release(out, ask=False)
                 continue
             control = self._queue.popleft()
@@ -316,7 +296,7 @@ class SendQueue:
         ask: bool,
         before: int | None = None,
     ) -> int:
-        """Take a run of items into account that ends `out`; returns the bytes that are held back.
+        """Take a run of items into account that ends `out`; returns the bytes that are kept back.
 
         Args:
             out: its pieces; `release` was called before they came.
@@ -338,21 +318,21 @@ class SendQueue:
             out[last_head] = with_ack(out[last_head])
             self._asked()
             return 0
-        self._held = out[last_head:]
-        self._held_bytes = sum(map(len, self._held))
+        self._kept = out[last_head:]
+        self._kept_bytes = sum(map(len, self._kept))
         del out[last_head:]
-        return self._held_bytes
+        return self._kept_bytes
 
     def release(self, out: list[bytes], *, ask: bool) -> int:
-        """Append what is held back; returns its bytes."""
-        if not self._held:
+        """Append what is kept back; returns its bytes."""
+        if not self._kept:
             return 0
         if ask:
-            self._held[0] = with_ack(self._held[0])
+            self._kept[0] = with_ack(self._kept[0])
             self._asked()
-        out += self._held
-        self._held = []
-        return self._held_bytes
+        out += self._kept
+        self._kept = []
+        return self._kept_bytes
 
     def _asked(self) -> None:
         self.window.end_stretch()
@@ -385,30 +365,7 @@ def _is_of_stream(control: TapControl) -> bool:
 
 
 class TapConversation:
-    """What the parts of one TAP producer share.
-
-    Attributes:
-        known: what outlives the connection.
-        upstream: where the streams come from.
-        settings: limits and intervals.
-        wake: to be called when there may be something to send by itself.
-        send_queue: where messages go.
-        form: how items are wanted.
-        dump: the client gets what is there now and no more.
-        takeover: the client is to become the active one.
-        checkpoints: the client wants to be told where snapshots begin and end.
-        from_now: the client wants no backfill.
-        everything: the client has not named the vBuckets that it wants.
-        last_closed: the last closed checkpoint of each vBucket, by the client's own word.
-        keeps_keys: whether keys are noted, so that corrections are possible.
-        streams: by vBucket.
-        by_opaque: those that are open upstream, by the opaque of their frames.
-        corrections: those under way, by vBucket.
-        moving: streams whose new history counts when the client has taken the corrections.
-        closed: why to hang up, ``""`` while not.
-        dirty: whether the client's place has changed since it was saved.
-        urgent: whether it has changed so that a crash would cost a whole backfill.
-    """
+    """What the parts of one TAP producer share."""
 
     def __init__(
         self,
@@ -421,31 +378,39 @@ class TapConversation:
     ) -> None:
         """See the class; `unix_now` tells whether the oldest entry wanted lies in the future."""
         flags = known.flags
-        self.known = known
-        self.upstream = upstream
+        self.known = known  # what outlives the connection
+        self.upstream = upstream  # where the streams come from
         self.settings = settings
-        self.wake = wake
+        self.wake = wake  # to be called when there may be something to send by itself
         window = TapWindow(settings.ack_interval * settings.ack_window)
         acks = bool(flags & ConnectFlag.SUPPORT_ACK)
         self.send_queue = SendQueue(window, settings.ack_interval, acks=acks)
-        self.form = TapForm(
+        self.form = TapForm(  # how items are wanted
             keys_only=bool(flags & ConnectFlag.REQUEST_KEYS_ONLY),
             network_byte_order=connect.has(ConnectFlag.FIX_FLAG_BYTEORDER),
         )
+        #: The client gets what is there now and no more.
         self.dump = bool(flags & ConnectFlag.DUMP)
+        #: The client is to become the active one.
         self.takeover = bool(flags & ConnectFlag.TAKEOVER_VBUCKETS)
         self.asks_checkpoints = bool(flags & ConnectFlag.CHECKPOINT)
+        #: The client wants to know where snapshots begin and end.
         self.checkpoints = self.asks_checkpoints and not self.dump
+        #: The client wants no backfill.
         self.from_now = connect.has(ConnectFlag.BACKFILL) and connect.oldest_entry_s > unix_now
-        self.everything = connect.vbuckets is None
+        self.everything = connect.vbuckets is None  # it has named no vBuckets
+        #: The last closed checkpoint of each vBucket, by the client's own word.
         self.last_closed = dict(connect.last_closed)
+        #: Keys are noted, so that corrections are possible.
         self.keeps_keys = not self.dump and settings.rollback == "rewind"
-        self.streams: dict[int, TapStream] = {}
-        self.by_opaque: dict[int, TapStream] = {}
-        self.corrections: dict[int, Correction] = {}
+        self.streams: dict[int, TapStream] = {}  # by vBucket
+        self.by_opaque: dict[int, TapStream] = {}  # those that are open upstream
+        self.corrections: dict[int, Correction] = {}  # those under way, by vBucket
+        #: Histories that count when the client has taken the corrections, by vBucket.
         self.moving: dict[int, int] = {}
-        self.closed = ""
-        self.dirty = self.urgent = False
+        self.closed = ""  # why to hang up, "" while not
+        self.dirty = False  # the client's place has changed since it was saved
+        self.urgent = False  # ... so that a crash would cost a whole backfill
 
     def fail(self, why: str) -> None:
         """Hang up; the first reason counts."""
@@ -504,7 +469,7 @@ class Checkpoints:
         stream.checkpoint_open = True
 
     def _start(self, stream: TapStream, beginning: int, checkpoint_id: int) -> None:
-        """Post the beginning that waited; not if the vBucket begins anew, or is not wanted."""
+        """Post the beginning that waited; not if the vBucket begins again, or is not wanted."""
         same = stream.beginnings == beginning and not stream.dropped
         if same and stream.cursor.checkpoint_id == checkpoint_id:
             self._conversation.send_queue.post(_start_of(stream))
@@ -537,17 +502,15 @@ class Checkpoints:
         ready = [stream for stream in self._moved if _has_everything(stream)]
         for stream in ready:
             del self._moved[stream]
-        told = False
-        for stream in ready:
-            if stream.told_open:
-                continue
-            stream.told_open = told = True
+        unaware = [stream for stream in ready if not stream.told_open]
+        for stream in unaware:
+            stream.told_open = True
             if stream.checkpoint_open:
                 self._end(stream)
             self._conversation.send_queue.post(
                 TapControl(Opcode.TAP_OPAQUE, stream.number, TapOpaque.OPEN_CHECKPOINT)
             )
-        return told
+        return bool(unaware)
 
 
 def _start_of(stream: TapStream) -> TapControl:

@@ -3,7 +3,7 @@
 One pull of the upstream is taken apart at a time. Runs of items go through `translate`, markers to
 `Checkpoints`; the rest is rare. What cannot be dealt with yet (no item leaves while a checkpoint's
 end is unacknowledged) stays in the pull until it can: that is the backpressure, and the only data
-that is held.
+that is kept.
 
 Note: a feed remembers nothing about single items. What must be sent again is streamed again from
 the last position that was acknowledged. Only the last phase of a takeover keeps its frames, because
@@ -31,7 +31,7 @@ from uprmc.tap_adapter.window import Settled, TapControl
 _ITEMS = frozenset(map(int, (Opcode.UPR_MUTATION, Opcode.UPR_DELETION, Opcode.UPR_EXPIRATION)))
 _ASKS_ANSWER = int(MarkerFlag.ACK)
 
-#: A pull is no larger, whatever the budget, so that little is held for a client that stops.
+#: A pull is no larger, whatever the budget, so that little is kept for a client that stops.
 PULL_BYTES = 128 * 1024
 
 #: What is sent in the last phase of takeovers and not acknowledged; more is not pulled.
@@ -167,17 +167,17 @@ class TapFeed:
             stream.kept += pieces[place : run.place]
             self._kept_bytes += run.taken
         self._checkpoints.moved(stream)
-        told = conversation.checkpoints or stream.backfilling or stream.answer_due
-        held = send_queue.placed(
+        waits = conversation.checkpoints or stream.backfilling or stream.answer_due
+        kept_back = send_queue.placed(
             out,
             stream.number,
             run.items,
             run.last_head,
             stream.mark,
-            ask=stream.whole and told,
+            ask=stream.whole and waits,
             before=before,
         )
-        return sent + run.size - held
+        return sent + run.size - kept_back
 
     # --- other frames: they say whether they are dealt with -------------------------------------
 
@@ -215,7 +215,7 @@ class TapFeed:
         return True
 
     def _set_state(self, stream: TapStream, request: RequestFrame) -> bool:
-        """The two steps of a takeover; the client was told to become pending at the beginning."""
+        """The two steps of a takeover; the client was asked to become pending at the beginning."""
         conversation = self._conversation
         (state,) = SET_VBUCKET_STATE_EXTRAS.unpack(request.extras)
         if not conversation.takeover:
@@ -260,9 +260,9 @@ class TapFeed:
             stream.backfilling = False
             # Not before it is acknowledged: a client that has left without it would never hear of
             # the end.
-            told = partial(self._backfill_ended, stream.cursor)
+            taken = partial(self._backfill_ended, stream.cursor)
             conversation.send_queue.post(
-                TapControl(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL, acked=told)
+                TapControl(Opcode.TAP_OPAQUE, stream.number, TapOpaque.CLOSE_BACKFILL, acked=taken)
             )
         if stream.answer_due:
             stream.answer_due = False

@@ -185,7 +185,7 @@ class LocalUpstream:
         """See `upstream.Upstream`; nothing is produced ahead, so there is nothing to count."""
 
     def tick(self, now: float) -> None:
-        """See `upstream.Upstream`: readings that are held too long are given up."""
+        """See `upstream.Upstream`: readings that are kept too long are given up."""
         self._producer.tick(now, 0)
 
     def close(self) -> None:
@@ -263,7 +263,7 @@ class DocumentFetch:
         self._tries = TRIES
 
     def abandon(self) -> None:
-        """Call nobody any more."""
+        """Call `done` no more."""
         self._done = None
 
     def begin(self) -> None:
@@ -340,7 +340,7 @@ COUNT_NAME = b"uprmc/tap/count"
 _PLACE_NAME = b"uprmc/tap/%d"
 _NAME_LENGTH = struct.Struct(">H")
 
-#: More places than this nobody has made: the count is damaged.
+#: With more places than this the count is damaged.
 PLACES_MAX = 1_000_000
 
 

@@ -179,7 +179,7 @@ class Names:
         return known
 
     def left(self, known: TapName, now: float, unix_now: float, *, finished: bool) -> None:
-        """Note that a connection has ended; `finished`: nobody is to go on from there.
+        """Note that a connection has ended; `finished`: it has no place to go on from.
 
         Nothing happens if another connection has the name already.
         """
@@ -205,7 +205,7 @@ class Names:
                 self._keep(known)
 
     def tick(self, now: float, unix_now: float) -> None:
-        """Learn the monotonic and the Unix time: forget whom nobody expects any more."""
+        """Learn the monotonic and the Unix time: forget those whose time is over."""
         self._unix_now = unix_now
         self._expire_gone(now)
         if now - self._swept_at < _SWEEP_INTERVAL_S:
@@ -463,7 +463,7 @@ class Ring:
         return list(found)
 
     def forget(self, vbucket: int) -> None:
-        """Note that the client was told to empty `vbucket`: it holds nothing that was sent."""
+        """Note that the client must empty `vbucket`: it has nothing that was sent."""
         if self._floors.pop(vbucket, None) is None:
             return
         self._ends.pop(vbucket, None)
@@ -570,7 +570,7 @@ class Saves:
             line.waiting.append(done)
 
     def drop(self, name: bytes, done: Done | None = None) -> None:
-        """Remove a document; saves that wait are told that they failed."""
+        """Remove a document; saves that wait have failed."""
         line = self._lines.get(name)
         heard = [done] if done else []
         if line is None:

@@ -32,7 +32,7 @@ class NodeTap:
             hub: the node's.
             settings: limits and times.
             monotonic: returns seconds.
-            cluster_map: returns what is told to who pushes into a vBucket that is not here.
+            cluster_map: returns what a master gets that pushes into a vBucket that is not here.
         """
         self._hub = hub
         self._cluster_map = cluster_map

@@ -79,7 +79,7 @@ class Correction:
         return bool(self._versions)
 
     def cancel(self) -> None:
-        """Send nothing more, and call nobody."""
+        """Send nothing more, and do not call `done`."""
         self._done = None
         self._keys.clear()
         self._versions.clear()
@@ -124,10 +124,10 @@ class Correction:
         message = version_message(version, stream.number, sequence, conversation.form)
         last_head = len(out)
         out.append(message)
-        held = send_queue.placed(out, stream.number, 1, last_head, stream.mark, ask=False)
+        kept_back = send_queue.placed(out, stream.number, 1, last_head, stream.mark, ask=False)
         if not self._versions:
             self._go_on()
-        return size + len(message) - held
+        return size + len(message) - kept_back
 
     def _go_on(self) -> None:
         if self._keys:
@@ -306,7 +306,7 @@ class Openings:
         """See whether that has happened; if so have the client do the same, by one message.
 
         It empties all that the client has. So one that was promised only some of the vBuckets, and
-        may have others from elsewhere, is told of each by itself.
+        may have others from elsewhere, is asked to empty each by itself.
         """
         conversation = self._conversation
         before, self._flushes = self._flushes, conversation.upstream.flushes

@@ -284,7 +284,7 @@ class TapProducer:
 
     @property
     def finished(self) -> bool:
-        """Whether nobody is to go on from here under this name."""
+        """Whether the name has no place to go on from."""
         return self.done or self.refused
 
     @property
@@ -409,7 +409,7 @@ class TapProducer:
             self._asleep_until = self._now + self._conversation.settings.backoff_s
 
     def _send_again(self, refused: TapRefused) -> bool:
-        """Have what was refused sent anew; says whether there is to be a pause before."""
+        """Have what was refused sent again; says whether there is to be a pause before."""
         conversation = self._conversation
         if refused.control is not None:
             conversation.send_queue.post_again(refused.control)

@@ -60,11 +60,11 @@ class TapOpened(NamedTuple):
 
 
 def _no_statistics(_words: str) -> None:
-    """Stand in where nobody has any."""
+    """Stand in where there are none."""
 
 
 def _no_pulls(*_: object) -> None:
-    """Stand in where nobody wants to know."""
+    """Do nothing."""
 
 
 @dataclass(slots=True)
@@ -104,7 +104,7 @@ class TapRegistry:
         self.past = Past()  # what streams that are over have sent
         #: What a session answers to ``stats``; at first there is no group.
         self.statistics: Statistics = _no_statistics
-        #: Returns why nobody can be served for now, ``""`` = everybody can.
+        #: Returns why no client can be served for now, ``""`` = all can.
         self.obstacle: Callable[[], str] = str
         #: Called with the name and the reason of each refusal.
         self.on_refused: Callable[[bytes, str], None] = _no_pulls
@@ -166,7 +166,7 @@ class TapRegistry:
     # --- what others ask ------------------------------------------------------------------------
 
     def deregister(self, name: bytes) -> None:
-        """Forget a client, and end its stream; nobody minds if there is none."""
+        """Forget a client, and end its stream; harmless if there is none."""
         self.names.deregister(name)
 
     def change_filter(self, name: bytes, wanted: dict[int, int]) -> None:
@@ -181,7 +181,7 @@ class TapRegistry:
         known.producer.change_filter(wanted)
 
     def reset_chain(self) -> None:
-        """Have every connected client begin anew."""
+        """Have every connected client begin again."""
         for known in list(self.names):
             if isinstance(known.producer, TapProducer):
                 known.producer.reset()
@@ -194,7 +194,7 @@ class TapRegistry:
 Report = Callable[[str], None]
 Over = Callable[[float], bool]
 
-#: A longer frame nobody sends here: hang up.
+#: No client sends a longer frame: hang up.
 FRAME_MAX_BYTES = 64 * 1024
 
 #: While more than this waits to be sent, besides the stream, no command is carried out.
@@ -206,11 +206,11 @@ _ANSWERS = frozenset({*PUSHED})
 
 
 def _ignore(_reason: str) -> None:
-    """Stand in where nobody wants to know."""
+    """Do nothing."""
 
 
 def never(_now: float) -> bool:
-    """Stand in where nobody logs in."""
+    """Stand in where there are no logins."""
     return False
 
 
@@ -357,7 +357,7 @@ class TapSession:
     ) -> bool:
         refusal = shape_error(opcode, extras_length, key_length, body_length)
         if refusal is None or (opcode == Opcode.TAP_CONNECT and not refusal.closes):
-            return True  # the connect's own rules are told by `_connect`
+            return True  # `_connect` judges by rules of its own
         if refusal.closes:
             self._reply(opcode, opaque, refusal.status)
             self._misuse(f"opcode {opcode:#04x}: {refusal.status.name.lower()}")

@@ -24,17 +24,13 @@ class UpstreamVBucket(NamedTuple):
 
 
 class Upstream(Protocol):
-    """One UPR connection, for one TAP connection.
+    """One UPR connection, for one TAP connection."""
 
-    Attributes:
-        closed: why nothing more will come, ``""`` while it may.
-    """
-
-    closed: str
+    closed: str  # why nothing more will come, "" while it may
 
     @property
     def flushes(self) -> int:
-        """How often all was emptied at once, as far as that can be told from here."""
+        """How often all was emptied at once, as far as is known here."""
 
     def covers(self, numbers: Collection[int]) -> bool:
         """Tell whether these are all vBuckets that could be emptied at once."""
@@ -58,7 +54,7 @@ class Upstream(Protocol):
         """
 
     def close_stream(self, number: int) -> None:
-        """End a stream; frames of it may still be pulled, told by their opaque."""
+        """End a stream; frames of it may still be pulled: see their opaque."""
 
     def pull(self, out: list[bytes], budget: int) -> int:
         """Append whole frames, about `budget` bytes at most, and return how many bytes.

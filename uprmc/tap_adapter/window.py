@@ -91,8 +91,8 @@ class Settled(NamedTuple):
 class TapRefused(NamedTuple):
     """What comes of a negative acknowledgement."""
 
-    settled: Settled  # what lay before it, and the bytes of all that is sent anew
-    # Those whose items are to be sent anew from the last place that was acknowledged.
+    settled: Settled  # what lay before it, and the bytes of all that is sent again
+    # Those whose items are to be sent again from the last place that was acknowledged.
     vbuckets: list[int]
     control: TapControl | None  # the message that was refused, where it was no item
 
@@ -111,18 +111,12 @@ class _Stretch:
 
 
 class TapWindow:
-    """What one client has not acknowledged.
-
-    Attributes:
-        sent: serial of the newest message.
-        acked: up to this all is dealt with.
-        limit: this many may be unacknowledged, and one more.
-    """
+    """What one client has not acknowledged."""
 
     def __init__(self, limit: int, begin: int = 0) -> None:
         """See the class; `begin`: messages that count as sent before."""
-        self.sent = self.acked = begin
-        self.limit = limit
+        self.sent = self.acked = begin  # serials: of the newest message, and of the last dealt with
+        self.limit = limit  # this many may be unacknowledged, and one more
         self._stretches: deque[_Stretch] = deque()
         self._controls: deque[tuple[int, TapControl]] = deque()
         self._holders: dict[int, int] = {}
@@ -215,14 +209,14 @@ class TapWindow:
         return None if serial is None else self._settle(serial)
 
     def acknowledge_all(self) -> Settled:
-        """Take all as acknowledged: nobody was asked."""
+        """Take all as acknowledged by a client that acknowledges nothing."""
         return self._settle(self.sent)
 
     def refuse(self, sequence: int) -> TapRefused | None:
         """Take a negative acknowledgement of `sequence`; ``None`` = it is of nothing.
 
         What was sent after the refused item does not count any more, whatever the answers to it
-        will be, because it is sent anew; that is not so for `TapControl` messages.
+        will be, because it is sent again; that is not so for `TapControl` messages.
         """
         serial = self._serial_of(sequence)
         if serial is None:
@@ -241,7 +235,7 @@ class TapWindow:
         return TapRefused(settled._replace(size=size), vbuckets, None)
 
     def forget(self, vbucket: int) -> None:
-        """Let acknowledgements of a vBucket's items move nothing: its stream has begun anew."""
+        """Let acknowledgements of a vBucket's items move nothing: its stream has begun again."""
         if self._holders.pop(vbucket, 0):
             for stretch in self._stretches:
                 stretch.marks.pop(vbucket, None)

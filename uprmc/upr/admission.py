@@ -123,8 +123,8 @@ def admit(
     check_versions(position, settings.known_versions)
     check_range(position, request.end_seqno)
     _check_free(repeated)
-    held = _held(vbucket, floor)
-    _check_history(held, position, request.flags, rule, _reached(vbucket))
+    holdings = _holdings(vbucket, floor)
+    _check_history(holdings, position, request.flags, rule, _reached(vbucket))
     if rule is Rule.CURRENT:
         request = _with_end(request, vbucket, persisted_seqno)
     check_reach(request.start_seqno, request.end_seqno, vbucket.high_seqno)
@@ -152,7 +152,7 @@ def admit_notifier(
     check_versions(position, settings.known_versions)
     _check_free(repeated)
     rule = Rule(settings.rollback_rule)
-    _check_history(_held(vbucket), position, request.flags, rule, _reached(vbucket))
+    _check_history(_holdings(vbucket), position, request.flags, rule, _reached(vbucket))
     return request
 
 
@@ -167,8 +167,8 @@ def admit_to_lease(
         NotMyVBucket: the lease does not hold this vBucket.
         RangeExceeded, RollbackRequired, InvalidArguments, KeyExists: as `admit`.
     """
-    held = lease.held.get(start.vbucket)
-    if held is None:
+    holdings = lease.held.get(start.vbucket)
+    if holdings is None:
         raise NotMyVBucket(start.vbucket)
     request = start.request
     position = _position(request, start)
@@ -176,19 +176,19 @@ def admit_to_lease(
     check_range(position, request.end_seqno)
     _check_free(repeated)
     rule = Rule(settings.rollback_rule)
-    _check_history(_spared(held, floor), position, request.flags, rule, SEQNO_MAX)
-    check_reach(request.start_seqno, held.high_seqno, held.high_seqno)
-    return request._replace(end_seqno=held.high_seqno)
+    _check_history(_spared(holdings, floor), position, request.flags, rule, SEQNO_MAX)
+    check_reach(request.start_seqno, holdings.high_seqno, holdings.high_seqno)
+    return request._replace(end_seqno=holdings.high_seqno)
 
 
-def _held(vbucket: VBucket, floor: int = 0) -> VBucketHoldings:
-    held = VBucketHoldings(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
-    return _spared(held, floor)
+def _holdings(vbucket: VBucket, floor: int = 0) -> VBucketHoldings:
+    holdings = VBucketHoldings(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
+    return _spared(holdings, floor)
 
 
-def _spared(held: VBucketHoldings, floor: int) -> VBucketHoldings:
+def _spared(holdings: VBucketHoldings, floor: int) -> VBucketHoldings:
     """Return what a consumer must be judged by that misses no deletion up to its floor."""
-    return held._replace(purge_seqno=SEQNO_NONE) if floor >= held.purge_seqno else held
+    return holdings._replace(purge_seqno=SEQNO_NONE) if floor >= holdings.purge_seqno else holdings
 
 
 def _position(request: StreamRequest, start: StreamStart) -> ConsumerPosition:
@@ -212,16 +212,20 @@ def _reached(vbucket: VBucket) -> int:
 
 
 def _check_history(
-    held: VBucketHoldings, position: ConsumerPosition, flags: int, rule: Rule, reached_seqno: int
+    holdings: VBucketHoldings,
+    position: ConsumerPosition,
+    flags: int,
+    rule: Rule,
+    reached_seqno: int,
 ) -> None:
     """Let pass who follows our history; send back who does not.
 
-    Nobody is sent to a place that is not reached yet: what he fetched here would be a state that
+    No consumer is sent to a place that is not reached yet: what it fetched would be a state that
     the active never had, or nothing.
     """
     point = rollback_point(
         position,
-        held,
+        holdings,
         strict_uuid=bool(flags & _STRICT_UUID),
         ignore_purged=bool(flags & _IGNORE_PURGED),
         rule=rule,

@@ -137,11 +137,11 @@ class Barriers(ABC, Generic[Goal]):
 
     @abstractmethod
     def ended(self, vbucket: int) -> None:
-        """Report that the stream ended: nobody waits for it any more."""
+        """Report that the stream ended: no cookie waits for it any more."""
 
     @abstractmethod
     def round_complete(self) -> None:
-        """Report that the round begins anew, announced or not: all were passed or skipped."""
+        """Report that the next round begins, announced or not: all were passed or skipped."""
 
     @abstractmethod
     def idle(self) -> None:

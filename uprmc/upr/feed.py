@@ -48,9 +48,6 @@ _PORTION_BYTES = 16 * 1024
 _FOLLOW_UP_BYTES = 16 * 1024
 _LOOK_BYTES = 512
 
-#: Stands for "no flow control".
-_NO_LIMIT = 1 << 62
-
 #: At most this many frames wait for a peer that asks for ever more of them and takes none.
 _WAITING_FRAMES = 4_096
 
@@ -176,7 +173,7 @@ class StreamRounds:
             del self._ready[stream.vbucket.id]
 
     def finish(self) -> Round | None:
-        """Begin the next round; return the one that ended, ``None`` if nobody had a turn in it."""
+        """Begin the next round; return the one that ended, ``None`` if there was no turn in it."""
         if self.position < 0:
             return None
         ended = Round(self.cycle, frozenset(self.visited))
@@ -541,7 +538,8 @@ class Feed:
 
     def fill(self, out: list[bytes], budget: int) -> int:
         """Append frames to `out`, about `budget` bytes at most; return how many bytes."""
-        limit = min(budget, self._window())
+        window = self._options.buffer_bytes
+        limit = min(budget, window - self.unacked_bytes) if window else budget
         self._followed_up = 0
         self.drained = False
         sent = self._send_frames(out, 0, limit) if self._frames or self._cookies else 0
@@ -572,10 +570,6 @@ class Feed:
         if self._options.buffer_bytes:
             self.unacked_bytes += sent
         return sent
-
-    def _window(self) -> int:
-        size = self._options.buffer_bytes
-        return size - self.unacked_bytes if size else _NO_LIMIT
 
     def _send_news(self, out: list[bytes], limit: int, *, pausing: bool) -> tuple[int, bool]:
         """Serve streams that have a few new items, up to one that needs a reading, or to the limit.
@@ -612,8 +606,10 @@ class Feed:
             size += sent
             room -= sent + ANNOUNCED_SNAPSHOT.size
             self.frames_sent += stream.frames - before
-            stream.rest()
-            stream.end_if_complete()
+            if stream.last_seqno < stream.end_seqno:
+                stream.rest()
+            else:
+                stream.end(EndReason.OK)
         if rows:
             head = snapshots_head(rows, size, more=full and not pausing)
             out.append(head)

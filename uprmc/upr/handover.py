@@ -24,7 +24,7 @@ from uprmc.upr.link import LinkCall, ReplicaLink, other_count
 #: vBuckets that are not decided are given up when none has made progress for this long.
 _STILL_S = 60.0
 
-#: Told what became of each vBucket, and the last reason for one that was not taken.
+#: Called with what became of each vBucket, and the last reason for one that was not taken.
 HandoverDone = Callable[[dict[int, Outcome], str], None]
 
 

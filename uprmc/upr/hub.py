@@ -17,7 +17,7 @@ from uprmc.upr.peer import Peer
 class Slots:
     """A number of permits; who gets none is called once when one is free.
 
-    Everybody who waits is called then: whoever comes first may not want it any more, or may not be
+    All who wait are called then: the first may not want it any more, or may not be
     able to use it now. Those who come too late wait again. Who gave it back comes last, so that a
     connection with many backfills leaves room to others. While the gate is shut there are none.
     """
@@ -42,7 +42,7 @@ class Slots:
         return False
 
     def free(self, giver: Callable[[], bool]) -> None:
-        """Give a permit back; `giver` is called, too, if nobody else has a use for it."""
+        """Give a permit back; `giver` is called, too, if no other has a use for it."""
         self.used -= 1
         self._waiting.pop(giver, None)
         if self._call_all():
@@ -61,17 +61,11 @@ class Slots:
 
 
 class DiskReader(Protocol):
-    """A stream that reads from disk, as who reads ahead of it sees it.
+    """A stream that reads from disk, as who reads ahead of it sees it."""
 
-    Attributes:
-        vbucket: whose changes it reads.
-        last_seqno: up to where it has read.
-        touched_seqno: up to where the disk was read ahead.
-    """
-
-    vbucket: VBucket
-    last_seqno: int
-    touched_seqno: int
+    vbucket: VBucket  # whose changes it reads
+    last_seqno: int  # up to where it has read
+    touched_seqno: int  # up to where the disk was read ahead
 
     def tell_ready(self) -> None:
         """Learn that reading may go on."""
@@ -81,40 +75,29 @@ class Preread(Protocol):
     """Reads the disk ahead of streams, where that may take long."""
 
     def may_read_on(self, stream: DiskReader) -> bool:
-        """Tell whether `stream` may read on now; if not it is told `tell_ready` when it may."""
+        """Tell whether `stream` may read on now; if not, its `tell_ready` is called when it may."""
 
 
 class Hub:
-    """What all UPR connections of a node share.
-
-    Attributes:
-        bucket: the data.
-        settings: limits.
-        backfills: permits to read the disk.
-        leases: snapshots held for repeated reading.
-        producers, consumers: open connections by name; a name is used once among all.
-        preread: who reads ahead of streams; ``None`` = they read by themselves.
-        follows: whether this node dials another one to fill a vBucket, by number.
-        instance: this node's name in the watermarks of its sources, empty = it registers nowhere.
-        tag: what people know it by there, see `registering.name_tag`.
-        credentials: who this node logs in to its sources as, ``None`` = nobody.
-        items_sent, bytes_sent: by connections that are closed.
-    """
+    """What all UPR connections of a node share."""
 
     def __init__(self, bucket: Bucket, settings: UprSettings) -> None:
         self.bucket = bucket
         self.settings = settings
-        self.backfills = Slots(settings.backfills, bucket.gate)
-        self.leases = Leases(bucket, settings)
+        self.backfills = Slots(settings.backfills, bucket.gate)  # permits to read the disk
+        self.leases = Leases(bucket, settings)  # snapshots for repeated reading
+        # Open connections by name; a name is used once among all.
         self.producers: dict[bytes, Peer] = {}
         self.consumers: dict[bytes, Peer] = {}
-        self.preread: Preread | None = None
+        self.preread: Preread | None = None  # ``None`` = streams read the disk by themselves
+        #: Whether this node dials another one to fill a vBucket, by number.
         self.follows: Callable[[int], bool] = _never
+        #: This node's name in the watermarks of its sources, empty = it registers nowhere; and
+        #: what people know it by there, see `registering.name_tag`.
         self.instance = self.tag = b""
-        self.credentials: Credentials | None = None
+        self.credentials: Credentials | None = None  # with which it logs in to its sources
         self._unregistered: set[Peer] = set()
-        self.items_sent = 0
-        self.bytes_sent = 0
+        self.items_sent = self.bytes_sent = 0  # by connections that are closed
         bucket.view_holders.append(self)
 
     def tick(self) -> None:
@@ -131,7 +114,7 @@ class Hub:
     def serve_unregistered(self, producer: Peer) -> None:
         """Take note that a connection has a stream that no watermark speaks for, until it leaves.
 
-        Its client may come back for deletions that nobody knows it lacks.
+        Its client may come back for deletions that it lacks without our knowing.
         """
         self._unregistered.add(producer)
         self.bucket.purge_policy.serve_unregistered()
@@ -161,7 +144,7 @@ class Hub:
             older.disconnect("another connection has taken its name")
 
     def release_views(self) -> None:
-        """Have everybody give up what is held of the store."""
+        """Have all connections give up what they keep of the store."""
         self.leases.release_views()
         for producer in self.producers.values():
             producer.release_views()

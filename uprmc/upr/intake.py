@@ -102,7 +102,7 @@ class ReplicaStream:
         self.told_purge_seqno: int | None = None  # what VBUCKET_FACTS said last of that
         self.items = 0  # taken so far
         self.rollbacks = 0  # how often the source has sent us back before it granted it
-        self.told_seqno = 0  # what the source was told last to be on our disk
+        self.told_seqno = 0  # what the source knows to be on our disk
         self.bare = False  # asked for without known versions, which the source has refused
         self.stranger = False  # the source's history is none of ours, so our term says nothing
         self._silent_disk = False

@@ -2,7 +2,7 @@
 
 A `LinkCall` dials. The `ReplicaLink` that comes of it is a session like those of clients, only that
 it speaks first: HELLO, OPEN, and how it wants to be served, all in one piece. Once all of it is
-answered its owner is told so, and asks it to `follow` vBuckets, to `leave` them, or to `take_over`
+answered its owner learns it, and asks it to `follow` vBuckets, to `leave` them, or to `take_over`
 what the other node serves now. Once a second it asks how far the other node is, and in which terms.
 
 Note: a link is stricter than a spliced `Consumer`. Whatever breaks the protocol (seqnos that fall,
@@ -90,7 +90,7 @@ _KNOWN_VERSIONS = 64
 #: Streams that were left and may still send something, at least.
 _LEFT_STREAMS = 1_024
 
-#: How often the source is asked for its seqnos, and how often at most it is told what is on disk.
+#: How often the source is asked for its seqnos, and how often at most it hears what is on disk.
 _ASK_EVERY_S = 1.0
 _TELL_EVERY_S = 0.1
 
@@ -150,7 +150,7 @@ class ReplicaLink(Receiver):
             hub: of the node.
             name: of the connection.
             wake: as for other sessions.
-            owner: learns what becomes of it; ``None`` = nobody.
+            owner: learns what becomes of it, if there is one.
             place: what was dialled; it matters to a login only.
         """
         super().__init__(hub, name, wake)
@@ -164,7 +164,7 @@ class ReplicaLink(Receiver):
         #: Whether what is here came from another data directory than the source has now.
         self.is_another = False
         self._now = 0.0
-        #: What the source is told of our own rows there.
+        #: Our own rows at the source.
         self._rows = Registering(
             Instance(hub.instance, Kind.REPLICA, meta=hub.tag), hub.settings.watermarks_interval_s
         )
@@ -501,7 +501,7 @@ class ReplicaLink(Receiver):
         self._begin(numbers, _TAKEOVER)
 
     def leave(self, numbers: Iterable[int]) -> None:
-        """End streams; nothing is told about them any more."""
+        """End streams; the owner hears of them no more."""
         for number in list(numbers):
             stream = self.streams.pop(number, None)
             self._active.discard(number)
@@ -864,7 +864,7 @@ class LinkCall:
     """One call to another node: dialling it, and the link that comes of it.
 
     Rules do not dial. They are handed a `Dial` that does, and get the connection's session to make.
-    The owner is told what happens until it is over or hung up; after that nothing, whatever still
+    The owner learns what happens until it is over or hung up; after that nothing, whatever still
     comes from the link or the dialler.
     """
 
@@ -883,7 +883,7 @@ class LinkCall:
         self._dialled: Dialled | None = None
 
     def start(self) -> None:
-        """Dial. The owner may be told of a failure before this returns."""
+        """Dial. The owner may learn of a failure before this returns."""
         dialled = self._dial(self._place, self._make_session, self._end)
         if self._owner is not None:
             self._dialled = dialled

@@ -1,4 +1,4 @@
-"""What a connection has been told about itself: by the flags of its OPEN, and by CONTROL."""
+"""What a peer has asked of its connection: by the flags of its OPEN, and by CONTROL."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class Peer(Protocol):
         """Learn the monotonic time in seconds and what was sent so far; say what is due."""
 
     def release_views(self) -> None:
-        """Give up what is held of the store."""
+        """Give up what is kept of the store."""
 
     def fills(self, number: int) -> bool:
         """Tell whether a vBucket gets its content here, or is to get it."""

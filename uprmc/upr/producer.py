@@ -281,8 +281,8 @@ class Producer:
             stream = self._new_stream(vbucket, start, first_generation)
             log = vbucket.failover_log
         self.feed.add(stream)
-        told = log if options.whole_log else log[:1]
-        return _log_answer(stream.vbucket, told, with_term=self.options.terms)
+        shown = log if options.whole_log else log[:1]
+        return _log_answer(stream.vbucket, shown, with_term=self.options.terms)
 
     def _check_negotiated(self, options: StreamOptions) -> None:
         if options.lease and not self.options.leases:
@@ -449,7 +449,7 @@ class Producer:
 
 
 def _drop(_: object) -> None:
-    """Stand in for who asked what nobody asked, and for a session that is over."""
+    """Take the answer to nothing that was asked, or stand in for a session that is over."""
 
 
 def _ignore() -> None:

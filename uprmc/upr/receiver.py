@@ -170,7 +170,7 @@ class Receiver:
         self._wake()
 
     def answered(self, reply: ResponseFrame) -> None:
-        """Take a response to a frame of ours; those that nobody waits for are ignored.
+        """Take a response to a frame of ours; those to no question are ignored.
 
         Raises:
             RemoteProtocolError: it makes no sense; hang up.
@@ -372,7 +372,7 @@ class Receiver:
         try:
             stream.take(item)
         except InvalidArguments as error:
-            # Refused alone it would leave a gap that nobody notices.
+            # Refused alone it would leave a gap without notice.
             raise OutOfPlace(str(error)) from None
         self.items += 1
         if stream.kind & _ACK:

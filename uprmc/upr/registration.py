@@ -1,4 +1,4 @@
-"""Watermarks on one connection: which rows speak for it, and what it is told of those of others.
+"""Watermarks on one connection: which rows speak for it, and what it learns of those of others.
 
 A client names its row of a vBucket by a report, and then requests a stream of that vBucket on the
 same connection (`Registration`). The connection owns its rows until it closes.
@@ -79,7 +79,7 @@ class Registration:
     ) -> None:
         """Begin with none.
 
-        A late answer goes to `send`; replicas are told of watermarks each `interval_s` at most.
+        A late answer goes to `send`; replicas hear of watermarks each `interval_s` at most.
         """
         self._bucket = bucket
         self._watermarks = bucket.watermarks
@@ -192,7 +192,7 @@ class Registration:
     ) -> Reported:
         """Take note of who follows a replica; its rows are its source's, so this is none of them.
 
-        It needs none: nobody in a chain drops what the first source keeps.
+        It needs none: no node of a chain drops what the first source keeps.
         """
         if asked.op == OP_REMOVE:
             self._named.pop(vbucket.id, None)
@@ -322,7 +322,7 @@ def _kind(number: int) -> Kind:
         raise InvalidArguments(f"there is no kind {number}") from None
 
 
-# --- what replicas are told -----------------------------------------------------------------------
+# --- tables for replicas ------------------------------------------------------------------------
 
 
 class _Key(NamedTuple):
@@ -336,15 +336,15 @@ class _Key(NamedTuple):
 
 
 class _Replica:
-    """What one replica was told. `at` is when it was looked at last."""
+    """What one replica has been sent; `at` is when it was looked at last."""
 
-    __slots__ = ("at", "key", "report", "told")
+    __slots__ = ("at", "key", "report", "sent")
 
     def __init__(self, report: WatermarkReport) -> None:
         self.report = report
         self.at = -math.inf
         self.key: _Key | None = None
-        self.told: tuple[int, bytes] | None = None
+        self.sent: tuple[int, bytes] | None = None
 
 
 class Tables:
@@ -429,10 +429,10 @@ class Tables:
         value = encode_records(map(record_of, shown.rows), floors=self._options.floors)
         purge_seqno = min(vbucket.purge_seqno, reach)
         extras = HWT_REPLICATE_EXTRAS.pack(purge_seqno, len(shown.rows) + shown.hidden)
-        told = (stream.opaque, extras + value)
-        if told == replica.told:
+        table = (stream.opaque, extras + value)
+        if table == replica.sent:
             return None
-        replica.told = told
+        replica.sent = table
         return encode_request(
             Opcode.HWT_REPLICATE,
             extras=extras,

@@ -1,8 +1,8 @@
 """What this node gets from other nodes: which vBuckets follow whom, hand-overs, failovers.
 
 Job: carry out what an operator asks for, and keep at it. What is followed is a local document of
-the store, so that it goes on after a restart. Whoever makes a followed vBucket active or dead by
-any other command ends the following; that is in the same commit as the new state.
+the store, so that it goes on after a restart. A command of another kind that makes a followed
+vBucket active or dead ends the following; that is in the same commit as the new state.
 
 Neighbours: `source` keeps a line to each node; `handover` takes vBuckets over; `link` speaks. Time
 comes by `tick`, connections by a `Dial`.
@@ -32,11 +32,11 @@ from uprmc.upr.handover import Handover, HandoverDone
 from uprmc.upr.hub import Hub
 from uprmc.upr.source import FILLED, ReceivedTotals, Source
 
-#: The newest branch of each vBucket that is still active when it is told, and whether they are on
+#: Called with the newest branch of each vBucket that is still active, and whether they are on
 #: disk. Another node's promotion can become known while they are being written.
 FailoverDone = Callable[[list[Branch], bool], None]
 
-#: Told a source and what has become of it; ``""`` for our own document.
+#: Called with a source and what has become of it; ``""`` for our own document.
 Report = Callable[[str, str], None]
 
 _PLACE_MAX = 300
@@ -48,7 +48,7 @@ _NUMBER_MAX = 0xFFFF
 
 
 def _ignore(_place: str, _what: str) -> None:
-    """Stand in where nobody wants to know."""
+    """Do nothing."""
 
 
 def _never(_place: str) -> bool:
@@ -72,21 +72,16 @@ class Replication:
     - `InvalidArguments`, `NotMyVBucket`: what was asked for makes no sense, or takes more courage.
 
     The text says what to do.
-
-    Attributes:
-        sources: place -> the node that vBuckets are followed from.
-        handovers: hand-overs under way.
-        last_handover_error: why the last vBucket that was not taken was not.
-        is_own: whether a place is a listener of this node.
-        on_open, on_trouble: told of lines that stand, and of what keeps a source from it.
-        on_change: told what was commanded, when it begins or, of hand-overs, ends.
     """
 
     def __init__(self, hub: Hub, dial: Dial) -> None:
-        self.sources: dict[str, Source] = {}
-        self.handovers: list[Handover] = []
-        self.last_handover_error = ""
+        self.sources: dict[str, Source] = {}  # by place: whom vBuckets are followed from
+        self.handovers: list[Handover] = []  # those under way
+        self.last_handover_error = ""  # why the last vBucket that was not taken was not
+        #: Whether a place is a listener of this node.
         self.is_own: Callable[[str], bool] = _never
+        # Called when a line stands, when something keeps a source from it, and with what was
+        # commanded: when that begins or, of hand-overs, ends.
         self.on_open: Report = _ignore
         self.on_trouble: Report = _ignore
         self.on_change: Report = _ignore
@@ -205,7 +200,7 @@ class Replication:
         self._source(place).tick(self._now)
 
     def stop(self, numbers: Iterable[int] | None, done: Waiter) -> None:
-        """Follow nobody any more; what is held stays, as replicas. ``None`` = all that follow."""
+        """Follow no source any more; what is here stays, as replicas. ``None`` = all that do."""
         left = [number for number in self._checked(numbers) if self._leave(number)]
         self._save(done)
         if left:
@@ -371,14 +366,14 @@ class Replication:
         return True
 
     def _save(self, done: Waiter) -> None:
-        """Write down who follows whom. While persistence is stopped nobody waits for that."""
+        """Write down who follows whom. While persistence is stopped, no command waits for that."""
         followed = {place: list(source.followed) for place, source in self.sources.items()}
         document = encode_followed(followed)
         self._bucket.flusher.write_local(FOLLOWED, document, done, patient=False)
 
 
 def _no_matter(_durable: bool) -> None:
-    """Stand in where nobody waits: the flusher tries again by itself."""
+    """Do nothing: the flusher tries again by itself."""
 
 
 # --- what is followed, written down ---------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One node that vBuckets are followed from: a line to it that is kept open, and its streams.
 
 A lost line is dialled again, a stream that ended is asked for again, each after a pause that
-doubles up to ``upr.redial_max_s``; what held for a while begins with the shortest pause again. A
+doubles up to ``upr.redial_max_s``; what lasted for a while begins with the shortest pause again. A
 stream that only an operator can help is asked for again on the next line.
 """
 
@@ -49,9 +49,9 @@ class Pause:
         self._entropy = entropy
         self._backoff = Backoff(FIRST_PAUSE_S, most_s)
 
-    def next(self, held_s: float) -> float:
-        """Return seconds to wait, after something that held for `held_s`, 0 for what never did."""
-        if held_s >= max(_PROVEN_S, self._backoff.length_s):
+    def next(self, lasted_s: float) -> float:
+        """Return seconds to wait after what lasted for `lasted_s`, 0 for what never did."""
+        if lasted_s >= max(_PROVEN_S, self._backoff.length_s):
             self._backoff.good()
         return self._backoff.next((self._entropy.uuid48() & 0xFFFF) / 0x10000)
 
@@ -188,7 +188,7 @@ class Source:
 
     @property
     def lag_s(self) -> float:
-        """Seconds since we last held all that the source was known to have."""
+        """Seconds since we last had all that the source was known to have."""
         self._look()
         return self._now - self._level_at
 
@@ -251,7 +251,7 @@ class Source:
         followed.vbucket.unwatch(followed)
 
     def resume(self, vbucket: VBucket, lost: Callable[[int], None]) -> None:
-        """Follow a vBucket again that was not handed over; it may have been made anew meanwhile."""
+        """Follow a vBucket again that was not handed over; it may be another one meanwhile."""
         followed = self.followed[vbucket.id]
         followed.standing = StreamStanding.WAITING
         if followed.vbucket is vbucket:
@@ -398,24 +398,24 @@ class Source:
         if followed is None or followed.standing is StreamStanding.HANDOVER:
             return
         streamed = followed.standing is StreamStanding.STREAMING
-        held_s = self._now - followed.began_at if streamed else 0.0
+        lasted_s = self._now - followed.began_at if streamed else 0.0
         followed.error = why
         followed.standing = StreamStanding.WAITING if retry else StreamStanding.REFUSED
-        followed.ask_at = self._now + followed.pause.next(held_s)
+        followed.ask_at = self._now + followed.pause.next(lasted_s)
         self.on_trouble(f"vBucket {number}: {why}")
 
     def taken(self, number: int) -> None:
-        """See `LinkOwner`; nobody hands over on this line."""
+        """See `LinkOwner`; nothing is handed over on this line."""
 
     def closed(self, why: str) -> None:
         """See `LinkOwner`."""
-        held_s = self._now - self._began_at if self._opened else 0.0
+        lasted_s = self._now - self._began_at if self._opened else 0.0
         self._forget_call()
         for followed in self.followed.values():
             if followed.standing is not StreamStanding.HANDOVER:
                 followed.standing = StreamStanding.WAITING
         self.last_error = why
-        self._dial_at = self._now + self._pause.next(held_s)
+        self._dial_at = self._now + self._pause.next(lasted_s)
         self.on_trouble(why)
 
 
@@ -430,8 +430,8 @@ def _uuid_in(document: bytes) -> bytes:
 
 
 def _nothing() -> None:
-    """Stand in where nobody wants to know."""
+    """Do nothing."""
 
 
 def _say_nothing(_why: str) -> None:
-    """Stand in where nobody wants to know."""
+    """Do nothing."""

@@ -117,7 +117,7 @@ class Stream:
         """Prepare a stream of `feed`.
 
         The `opaque` is the peer's name for it; the `request` has the flags applied. A peer of the
-        first generation is told of a snapshot only that it begins.
+        first generation learns of a snapshot only that it begins.
         """
         self._feed: Feed | None = feed  # until it ends
         self.vbucket = vbucket
@@ -148,7 +148,7 @@ class Stream:
         self._marker_due = False
         self._first_generation = first_generation
         self._versioned = form.versioned_markers
-        self._facts: tuple[int, int] | None = (-1, -1) if form.facts else None  # told last
+        self._facts: tuple[int, int] | None = (-1, -1) if form.facts else None  # sent last
         # Deletions that may be missing from it, see `_lacks_deletions`.
         self._built_seqno = 0
         self._merges = False
@@ -495,7 +495,7 @@ class Stream:
             self.tell_ready()
 
     def end(self, reason: EndReason) -> None:
-        """End the stream and have the peer told; harmless when it has ended."""
+        """End the stream and let the peer know; harmless when it has ended."""
         feed = self._feed
         if feed is not None:
             self.close()

@@ -1,10 +1,10 @@
 """A stream that hands its vBucket over: at its end the peer is active and this node is not.
 
 Every marker asks for a reply, so that the source knows what the target holds. When the target holds
-everything, it is told to become pending; then writes stop here (the vBucket is dead), what was
-written meanwhile follows, and the target is told to become active. Nothing acknowledged is lost and
-the failover log stays as it is. The target is told so only when the death is on disk here: after a
-crash in between no node is active, rather than two.
+everything, it is asked to become pending; then writes stop here (the vBucket is dead), what was
+written meanwhile follows, and the target is asked to become active. Nothing acknowledged is lost
+and the failover log stays as it is. The target is asked only when the death is on disk here: after
+a crash in between no node is active, rather than two.
 
 Note: the stream of a busy vBucket would never catch up. So after a few snapshots no more are begun,
 and what is written from then on follows when writes have stopped.
