@@ -181,7 +181,19 @@ def store(session: BinarySession, request: RequestFrame) -> None:
     vbucket = session.locate(request)
     flags, exptime = STORE_EXTRAS.unpack(request.extras)
     mode = _STORE_MODES[Opcode(QUIET.get(request.opcode, request.opcode))]
-    item = operations.store(
+    item = _stored(session, request, vbucket, flags, exptime, mode)
+    session.changed(request, vbucket, item.cas)
+
+
+def _stored(
+    session: BinarySession,
+    request: RequestFrame,
+    vbucket: VBucket,
+    flags: int,
+    exptime: int,
+    mode: StoreMode,
+) -> Item:
+    return operations.store(
         session.bucket,
         vbucket,
         request.key,
@@ -192,7 +204,6 @@ def store(session: BinarySession, request: RequestFrame) -> None:
         request.datatype & session.negotiated.datatypes,
         mode,
     )
-    session.changed(request, vbucket, item.cas)
 
 
 def extend(session: BinarySession, request: RequestFrame) -> None:
@@ -532,17 +543,8 @@ def return_meta(session: BinarySession, request: RequestFrame) -> None:
     elif kind in (ReturnMetaKind.SET, ReturnMetaKind.ADD):
         if session.exceeds_item_limit(len(request.key), len(request.value)):
             raise TooLarge(request.key)
-        item = operations.store(
-            session.bucket,
-            vbucket,
-            request.key,
-            request.value,
-            flags,
-            absolute_expiry(exptime, session.now()),
-            request.cas,
-            request.datatype & session.negotiated.datatypes,
-            StoreMode.ADD if kind == ReturnMetaKind.ADD else StoreMode.SET,
-        )
+        mode = StoreMode.ADD if kind == ReturnMetaKind.ADD else StoreMode.SET
+        item = _stored(session, request, vbucket, flags, exptime, mode)
         stats.ops_set_ret_meta += 1
     else:
         raise InvalidArguments(f"{kind} is neither set, add nor delete")
