@@ -33,7 +33,7 @@ class Index:
 
     Attributes:
         asked: levels that were asked for and are not told yet.
-        refreshed: how often the source was asked what it has.
+        levels: how often one was asked for.
     """
 
     has_ended = False
@@ -42,7 +42,7 @@ class Index:
         self.at_end: list[Any] = []
         self.progress = Signal()
         self.asked: list[Deferred[Level]] = []
-        self.refreshed = 0
+        self.levels = 0
         self.fault, self.streams = SimpleNamespace(text=""), SimpleNamespace(failure="")
         self.error, self.total = "", 3
         self.readers = SimpleNamespace(enter=lambda: True)
@@ -65,6 +65,7 @@ class Index:
         self.show(states, seqno)
 
     async def level(self) -> Level:
+        self.levels += 1
         asked: Deferred[Level] = Deferred()
         self.asked.append(asked)
         return await asked
@@ -73,7 +74,6 @@ class Index:
         self.asked.pop(0).callback(Level(vbuckets, self.course))
 
     def refresh(self) -> Deferred[None]:
-        self.refreshed += 1
         return succeed(None)
 
     def failover_logs(self, vbuckets: Any) -> Deferred[Any]:
@@ -102,10 +102,10 @@ def index(clock: Clock) -> Index:
 def test_a_request_that_comes_while_a_run_is_under_way_waits_for_the_next_one(index: Index) -> None:
     first = index.query()
     second, third = index.query(), index.query()
-    assert (len(index.asked), index.refreshed) == (1, 1)
+    assert (len(index.asked), index.levels) == (1, 1)
     index.tell()
     assert (len(first), second, third) == (1, [], [])
-    assert (len(index.asked), index.refreshed) == (1, 2)  # asked after these two came
+    assert (len(index.asked), index.levels) == (1, 2)  # asked after these two came
     index.tell()
     assert (len(second), len(third), index.asked) == (1, 1, [])
 

@@ -79,6 +79,7 @@ from uprmc.client.position import Position
 from uprmc.client.state import Saved
 from uprmc.places import parsed, tls_refusal
 from uprmc.protocol.opcodes import HEADER_BYTES
+from uprmc.remote.directory import Directory
 
 __all__ = ["TwistedUprClient", "over_tcp", "over_tls"]
 
@@ -768,6 +769,12 @@ class TwistedUprClient:
     def held_bytes(self) -> int:
         """What has come and was not handed over yet."""
         return 0 if self._loop is None else self._loop.held_bytes
+
+    @property
+    def directory(self) -> Directory | None:
+        """Who has what, as nodes have told; for reading. ``None`` = it does not run."""
+        running = self._running
+        return None if running is None else running.core.nodes.directory
 
     def positions(self) -> dict[int, Position]:
         """Return the last whole snapshot of each vBucket, as `start` takes it."""

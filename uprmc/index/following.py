@@ -527,12 +527,18 @@ class Following:
         Raises:
             ClientError, Stopped: it cannot be said now; ask again.
         """
-        await self.take_source()
-        if self._updater is None or not (self._source.is_known and self._source.is_complete):
-            raise Stopped
         updater = self._updater
-        level = await self.streams.level(updater)
-        return level._replace(vbuckets=level.vbuckets | await self._at_rest(updater.store))
+        if updater is None:
+            raise Stopped
+        course = updater.store.view.course
+        followed = await self.streams.barrier(updater)
+        await self.take_source()
+        known = self._source.is_known and self._source.is_complete
+        still = self._updater is updater and updater.store.view.states.followed == followed
+        if not (known and still):
+            raise Stopped
+        await updater.level(updater.store.finish_build)
+        return Level(followed | await self._at_rest(updater.store), course)
 
     async def _at_rest(self, store: IndexStore) -> int:
         """Return which vBuckets are shown, not followed, and have nothing new at their nodes."""

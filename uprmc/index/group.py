@@ -46,9 +46,9 @@ class Freshness:
     """`stale=false`: one run for all that wait.
 
     Who asks while a run is under way waits for the next one: it may have begun before what was
-    written. A run asks the source what it has, then waits for a barrier over the index's streams,
-    then for the trees. It is repeated as long as anyone waits, since a stream that ends breaks a
-    barrier.
+    written. A run waits for a barrier over the index's streams, which asks the nodes what they
+    have, too, then for the trees. It is repeated as long as anyone waits, since a stream that ends
+    breaks a barrier; the source is asked first then, whether streams run or not.
 
     Rows D16, I02.
 
@@ -111,10 +111,10 @@ class Freshness:
             done.callback(None)
 
     async def _once(self) -> Level | None:
-        await self._source.refresh()
         try:
             return await self._following.level()
         except (ClientError, Stopped):
+            await self._source.refresh()
             await self._following.progress.wait(self._reactor, _PAUSE_S)
             return None
 

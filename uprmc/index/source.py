@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from twisted.internet.defer import Deferred
@@ -175,6 +176,28 @@ class IndexSource:
         if not self._stopped:
             self._on_change()
 
+    def hear(self, directory: Directory | None) -> bool:
+        """Take what nodes have told the streams just now; returns whether that is all of it.
+
+        While they are asked here it does not count: what they say then may be older.
+        """
+        if directory is None or self._refreshing is not None:
+            return False
+        if not all(place in directory.facts or place in directory.silent for place in self.places):
+            return False
+        own = self._directory
+        own.heard_of(directory.terms)
+        for place in self.places:
+            facts, before = directory.facts.get(place), own.facts.get(place)
+            if facts is None:
+                own.lost(place, directory.silent[place])
+            else:  # replicas are as they were told last, unless the streams ask for them
+                replicas = facts.replicas or (before.replicas if before is not None else {})
+                replicas = {n: seqno for n, seqno in replicas.items() if n not in facts.active}
+                own.told(place, replace(facts, active=dict(facts.active), replicas=replicas))
+        self._took(self._surveyed())
+        return True
+
     def _failed(self, failure: Any) -> None:
         self.error = str(failure.value)
 
@@ -215,6 +238,11 @@ class IndexSource:
         directory = self._directory
         maps, self._maps = self._maps, False
         self._connections.survey(directory, maps=maps, replicas_at=self.places)
+        return self._surveyed()
+
+    def _surveyed(self) -> _Survey:
+        """Return what the nodes together have, as far as they have told."""
+        directory = self._directory
         owners, claimed = directory.owners(), directory.claimed()
         silent = {place: directory.facts.get(place) for place in directory.silent}
         doubtful = {

@@ -28,6 +28,9 @@ from uprmc.remote.retry import Backoff
 #: After a failure the next attempt comes after this long, then twice as long each time, up to this.
 RETRY_S, RETRY_MAX_S = 0.1, 5.0
 
+#: A barrier that is not reached in this time has the source asked what it has.
+_BARRIER_S = 0.1
+
 #: So much of a design's name is in the id under which its index is registered.
 _NAME_CHARACTERS = 30
 
@@ -176,20 +179,30 @@ class IndexStreams:
         if left:
             client.forget(numbers(left), tls=self._source.tls).addErrback(unheard)
 
-    async def level(self, updater: Updater) -> Level:
-        """Return when all that was acknowledged before of what is followed is in the trees.
+    async def barrier(self, updater: Updater) -> int:
+        """Return when all that was acknowledged before of what is followed has come, and of which.
+
+        By then the source knows what the nodes have.
 
         Raises:
             ClientError, Stopped: it cannot be said now; ask again.
         """
-        view = updater.store.view
-        client, followed = self._client, view.states.followed
+        client, followed = self._client, updater.store.view.states.followed
         if followed != self._followed or (followed and client is None):
             raise Stopped  # a run for these is about to begin
+        heard = False
         if client is not None:
-            await client.barrier()
-        await updater.level(updater.store.finish_build)
-        return Level(followed, view.course)
+            # What takes so long may wait for vBuckets that have left their nodes.
+            late = self._reactor.callLater(_BARRIER_S, self._source.refresh)
+            try:
+                await client.barrier()
+            finally:
+                if late.active():
+                    late.cancel()
+            heard = self._source.hear(client.directory)
+        if not heard:
+            await self._source.refresh()
+        return followed
 
     # --- states of vBuckets ---------------------------------------------------------------------
 
