@@ -147,8 +147,9 @@ class TapConsumer:
         self._opened.clear()
         # What a server forgot it knows again when it dies too soon after.
         self._fresh = self._unknown and self._life in (0, self._node.life)
+        goes_on = self._goes_on()
         self._unknown = not kind.named
-        if kind.dumps or (kind.skips_the_past and not self._goes_on()):
+        if kind.dumps or (kind.skips_the_past and not goes_on):
             numbers = list(self.copies)
             self.copies = {n: TapCopy(self.name, n, anywhere=True) for n in numbers}
             self._since.clear()
@@ -160,7 +161,7 @@ class TapConsumer:
 
     def _goes_on(self) -> bool:
         """Whether the server must know where it stood in each vBucket, whatever happened."""
-        return self.kind.asks(tap.REGISTERED) and self.kind.listed and not self._fresh
+        return self.kind.asks(tap.REGISTERED) and self.kind.listed and not self._unknown
 
     def _request(self) -> bytes:
         kind = self.kind
