@@ -18,12 +18,13 @@ from interop.nursery import run
 from interop.replica_pair import ReplicaPair, replicate, wait_until_level
 from interop.waiting import wait_until
 from tests.documents import names, rows, section
-from uprmc.client import Change, Handler, StateStore, connection, kv, lease, nodes, position
+from uprmc.client import Change, Handler, StateStore, errors, kv, nodes, position
 from uprmc.client.core import BARRIERS_MAX, Options
-from uprmc.client.errors import ClientError
 from uprmc.client.handler import BatchHandler, DurableHandler
 from uprmc.client.metrics import NodeMetrics, VBucketMetrics
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
+from uprmc.remote import errors as remote_errors
+from uprmc.remote.registering import Purged
 
 PYTHON = [each for each in blocks() if each.kind == "python"]
 
@@ -72,20 +73,18 @@ def test_the_page_has_programs_and_pictures_only() -> None:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _kinds(kind: type[ClientError]) -> set[str]:
-    """Return the names of all kinds of an error that the library has for others."""
-    below = [
-        _kinds(each)
-        for each in kind.__subclasses__()
-        if each.__module__.startswith("uprmc.client.")
-    ]
-    return {kind.__name__}.union(*below) if not kind.__name__.startswith("_") else set()
-
-
-def test_every_error_is_told() -> None:
-    assert {connection.NodeError, lease.LeaseRefused, kv.SomeFailed}  # so that all are imported
-    told = names(section(TEXT, "## Errors"))
-    assert sorted(told) == sorted(_kinds(ClientError) - {"ClientError"})
+def test_errors_and_fields_that_the_page_mentions_exist() -> None:
+    kinds = {
+        name: kind for module in (errors, kv, remote_errors) for name, kind in vars(module).items()
+    }
+    text = " ".join(section(TEXT, "## Errors").split()).partition("Some have fields:")[2]
+    told = re.findall(r"`([A-Z]\w+)`|`([a-z_]+)`", text)
+    assert {name for name, _ in told if name} <= kinds.keys()
+    assert {field for _, field in told if field} == {
+        *("vbuckets", "vbucket", "held_seqno", "seqno", "purged"),
+        *Purged._fields,
+        *("done", "failed", "unknown"),
+    }
 
 
 def test_every_method_of_a_handler_is_told_with_its_arguments() -> None:
