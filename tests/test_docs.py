@@ -99,6 +99,7 @@ _SHOWN_BY_OTHERS = {
     Opcode.SASL_STEP,
     Opcode.ADD,
     Opcode.UPR_FLUSH,
+    Opcode.HWT_REPLICATE,
 }
 
 
