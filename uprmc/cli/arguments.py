@@ -98,9 +98,6 @@ class KeyPattern:
     Args:
         text: as it was typed.
         whole: without a star it is one key; otherwise it is how keys begin.
-
-    Attributes:
-        key: the one key that it names, ``None`` = it may be several.
     """
 
     def __init__(self, text: str, *, whole: bool) -> None:
@@ -113,6 +110,7 @@ class KeyPattern:
         if len(pieces) == 1 and not whole:
             pieces.append("")
         self._first, *self._others = map(os.fsencode, pieces)
+        # The one key that it names, ``None`` = it may be several.
         self.key = None if self._others else self._first
 
     def matches(self, key: bytes) -> bool:

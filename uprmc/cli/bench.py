@@ -52,18 +52,14 @@ _Row = dict[str, float]
 class BenchReport:
     """Adds runs up, and tells of them.
 
-    Attributes:
-        error: why the last run ended early, empty = it did not.
-        refused: how often the node refused, by its reason.
-
     Args:
         plan: what each run is made of.
         form: one of `FORMS`, or empty.
     """
 
     def __init__(self, plan: Plan, form: str) -> None:
-        self.error = ""
-        self.refused: Counter[str] = Counter()
+        self.error = ""  # why the last run ended early, empty = it did not
+        self.refused: Counter[str] = Counter()  # how often the node refused, by its reason
         self._plan, self._form = plan, form
         self._rows: dict[str, _Row] = {}
         self._misses = self._done = 0

@@ -53,18 +53,15 @@ class Latencies:
     """Times by how often they were met.
 
     There are few numbers, and percentiles come out of them within one percent.
-
-    Attributes:
-        count: how many there are.
-        counts: by nanoseconds, rounded down to `_BINARY_DIGITS` binary digits.
     """
 
     __slots__ = ("count", "counts", "max_ns", "sum_ns")
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = 0  # how many there are
         self.sum_ns = 0
         self.max_ns = 0
+        # By nanoseconds, rounded down to `_BINARY_DIGITS` binary digits.
         self.counts: dict[int, int] = {}
 
     def add(self, time_ns: int, times: int = 1) -> None:

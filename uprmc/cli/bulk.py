@@ -222,18 +222,15 @@ _SHOWING_NAMES = ("progress", "as_json", "report")
 
 
 class BulkCommon:
-    """The shared options of one command line.
-
-    Attributes:
-        connecting: by the names of `access_of`.
-        running: by the names of `engine_of`.
-        showing: arguments of `bulk_run.running`.
-    """
+    """The shared options of one command line."""
 
     def __init__(self, given: dict[str, Any]) -> None:
+        # By the names of `access_of`.
         self.connecting = {name: given.pop(name) for name in _ACCESS_NAMES if name in given}
+        # By the names of `engine_of`.
         self.running = {name: given.pop(name) for name in _ENGINE_NAMES}
         self.running["engine"] = self.running["engine"] or self._usual_engine()
+        # Arguments of `bulk_run.running`.
         self.showing = {name: given.pop(name) for name in _SHOWING_NAMES}
 
     def _usual_engine(self) -> str:
@@ -448,16 +445,11 @@ def running(
 
 
 class BulkRun:
-    """One piece of work.
-
-    Attributes:
-        progress: takes its steps.
-        report: what it came to, once that is set.
-    """
+    """One piece of work."""
 
     def __init__(self, progress: BulkShown) -> None:
-        self.progress = progress
-        self.report: BulkReport | None = None
+        self.progress = progress  # takes its steps
+        self.report: BulkReport | None = None  # what it came to, once that is set
 
 
 def _missing(error: ImportError) -> Exception:
@@ -514,15 +506,12 @@ class BulkShown:
         how: ``auto``, ``bar``, ``plain`` or ``none``.
         stream: where to; standard error if it is ``None``.
         every_s: between two lines.
-
-    Attributes:
-        last: the newest step, ``None`` before the first.
     """
 
     def __init__(
         self, how: str, stream: IO[str] | None = None, every_s: float = LINE_EVERY_S
     ) -> None:
-        self.last: Step | None = None
+        self.last: Step | None = None  # the newest step, ``None`` before the first
         self._stream = stream or _own_stderr()
         self._own = stream is None and self._stream is not sys.stderr
         if how == "auto":

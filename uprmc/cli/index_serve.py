@@ -31,13 +31,11 @@ class Lifeline:
 
     That happens however it ends, also by SIGKILL. The pipe is read in a thread of its own, from
     before anything else is imported; so neither a long start nor a busy reactor delays it.
-
-    Attributes:
-        stop: ends the process in order; it is called in the thread. ``None`` = there is nothing to
-            be put in order so far.
     """
 
     def __init__(self, descriptor: int = 0, grace_s: float = GRACE_S) -> None:
+        # Ends the process in order; it is called in the thread. ``None`` = there is nothing to be
+        # put in order so far.
         self.stop: Callable[[], None] | None = None
         self._descriptor, self._grace_s = descriptor, grace_s
         threading.Thread(target=self._watch, name="uprmc-lifeline", daemon=True).start()

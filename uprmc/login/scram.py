@@ -107,15 +107,12 @@ class ServerExchange:
         verifier_for: returns what is kept of a user. For an unknown one it returns a false
             verifier, so that strangers do not learn who exists.
         nonce: unpredictable, without commas.
-
-    Attributes:
-        username: who wants in; known after `first`.
     """
 
     def __init__(
         self, hash_name: str, verifier_for: Callable[[str], Verifier], nonce: bytes
     ) -> None:
-        self.username = ""
+        self.username = ""  # who wants in; known after `first`
         self._hash_name = hash_name
         self._verifier_for = verifier_for
         self._own_nonce = nonce

@@ -487,18 +487,13 @@ _logger = Log(_SECTION)
 
 
 class Events:
-    """The newest events, oldest first; `tell` is a bucket's `on_event`.
-
-    Attributes:
-        told: events since the start; the first has number 0.
-        on_event: called after each.
-    """
+    """The newest events, oldest first; `tell` is a bucket's `on_event`."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._kept: deque[dict[str, object]] = deque(maxlen=KEPT_EVENTS)
-        self.told = 0
-        self.on_event: Callable[[], None] = lambda: None
+        self.told = 0  # events since the start; the first has number 0
+        self.on_event: Callable[[], None] = lambda: None  # called after each
 
     def tell(self, name: str, fields: dict[str, object]) -> None:
         """Log an event and keep it."""

@@ -338,10 +338,6 @@ class ChangeFeed(Handler):
     Args:
         known: where the reader stands.
         each_token: it gets a token after each snapshot.
-
-    Attributes:
-        on_hold: called when the reader is waited for.
-        places: tells where each vBucket stands; is told the last seqnos that were said.
     """
 
     native_rollback = True
@@ -356,7 +352,8 @@ class ChangeFeed(Handler):
         *,
         each_token: bool,
     ) -> None:
-        self.on_hold: Callable[[], None] = lambda: None
+        self.on_hold: Callable[[], None] = lambda: None  # called when the reader is waited for
+        # Tells where each vBucket stands; is told the last seqnos that were said.
         self.places: Callable[[Mapping[int, int]], dict[int, Saved]] = lambda _: {}
         self._reactor = reactor
         self._outflow = outflow

@@ -50,10 +50,6 @@ class Outflow:
         gone: called once when the client is gone or the answer has ended.
         events: send server-sent events.
         timeout_s: a client may leave unread what was sent for this long.
-
-    Attributes:
-        paused: the client does not read for now.
-        open: the answer goes on.
     """
 
     def __init__(
@@ -66,8 +62,8 @@ class Outflow:
         timeout_s: float,
     ) -> None:
         self.events = events
-        self.paused = False
-        self.open = True
+        self.paused = False  # the client does not read for now
+        self.open = True  # the answer goes on
         self.on_room: Callable[[], None] = _nothing
         self._reactor = reactor
         self._request = request

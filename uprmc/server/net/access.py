@@ -52,12 +52,7 @@ ALLOWED = "allowed"
 
 
 class Audit:
-    """Writes the lines; without a path it does nothing.
-
-    Attributes:
-        lost: lines that could not be written.
-        dropped: refusals that were too many.
-    """
+    """Writes the lines; without a path it does nothing."""
 
     def __init__(self, path: str, now: Callable[[], float]) -> None:
         """Open the file.
@@ -65,6 +60,7 @@ class Audit:
         Raises:
             ConfigError: it cannot be written.
         """
+        # lost: lines that could not be written; dropped: refusals that were too many.
         self.lost = self.dropped = 0
         self._path = path
         self._now = now
@@ -213,14 +209,11 @@ class Failures:
 
 
 class Brakes:
-    """See the module docstring. Peers are ``HOST:PORT`` or ``unix``; times are seconds.
-
-    Attributes:
-        hosts, names: failures.
-        known: failures of names from addresses from which they have logged in.
-    """
+    """See the module docstring. Peers are ``HOST:PORT`` or ``unix``; times are seconds."""
 
     def __init__(self) -> None:
+        # hosts: failures; names: failures; known: failures of names from addresses from which they
+        # have logged in.
         self.hosts, self.names, self.known = Failures(), Failures(), Failures()
         self._free: OrderedDict[object, float] = OrderedDict()  # when the next one is tried
 
@@ -349,9 +342,6 @@ class UserAccess:
         path: of the users file.
         login_timeout_s: who has not logged in for this long is disconnected.
 
-    Attributes:
-        on_reload: called when the users have been read again.
-
     Raises:
         ConfigError: the file cannot be used.
     """
@@ -364,7 +354,7 @@ class UserAccess:
         audit: Audit,
         login_timeout_s: float = LOGIN_TIMEOUT_S,
     ) -> None:
-        self.on_reload: list[Callable[[], None]] = []
+        self.on_reload: list[Callable[[], None]] = []  # called when the users have been read again
         self.login_timeout_s = login_timeout_s
         self.audit = audit
         self.stats = stats

@@ -89,24 +89,17 @@ _NOTHING = (0, 0)
 
 @implementer(IPushProducer, IHalfCloseableProtocol, IHandshakeListener)
 class SessionProtocol(Protocol):
-    """One connection. Made by `SessionFactory`; the session is made when it is connected.
+    """One connection. Made by `SessionFactory`; the session is made when it is connected."""
 
-    Attributes:
-        session: the conversation; statistics look at it.
-        bytes_read: received from the peer so far.
-        bytes_written: handed to the transport so far.
-        nothing: what `_counted` is while nothing is held; for `core.serving.Line`.
-    """
-
-    nothing = _NOTHING
+    nothing = _NOTHING  # what `_counted` is while nothing is held; for `core.serving.Line`
     _in_handshake = False  # of TLS
 
     def __init__(self, factory: SessionFactory, peer: str) -> None:
-        self.session: Session = _NO_SESSION
+        self.session: Session = _NO_SESSION  # the conversation; statistics look at it
         self._answer: Callable[[bytes], bytes | None] | None = None
         self._draining: Draining | None = None
-        self.bytes_read = 0
-        self.bytes_written = 0
+        self.bytes_read = 0  # received from the peer so far
+        self.bytes_written = 0  # handed to the transport so far
         self._owner = factory
         self._wake_list = factory.wake_list
         self._connections = factory.connections

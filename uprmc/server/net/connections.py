@@ -43,19 +43,14 @@ class Holder(Protocol):
 
 
 class Buffers:
-    """The account of what all connections hold.
-
-    Attributes:
-        limit: bytes that may be held.
-        received: bytes received and not carried out.
-        unsent: bytes of replies that peers have not taken.
-        shed: connections closed to stay within the limit.
-    """
+    """The account of what all connections hold."""
 
     def __init__(self, limit: int, monotonic: Callable[[], float]) -> None:
-        self.limit = limit
+        self.limit = limit  # bytes that may be held
+        # received: bytes received and not carried out; unsent: bytes of replies that peers have not
+        # taken.
         self.received = self.unsent = 0
-        self.shed = 0
+        self.shed = 0  # connections closed to stay within the limit
         # Bytes of each, in the order in which the frames began or the last reply was taken.
         self._receiving: dict[Holder, int] = {}
         self._sending: dict[Holder, int] = {}
@@ -149,21 +144,7 @@ class ConnectionInfo:
 
 
 class Connections:
-    """The registry of one node, shared by its listeners.
-
-    Attributes:
-        limit: connections allowed at a time.
-        reserved_files: descriptors that are kept for other things.
-        buffers: what they hold, all together.
-        op_times: how long commands took.
-        total: connections accepted since the start, or since the counters were reset.
-        heard: chunks received on all of them together.
-        yields: times that a connection let others have their turn before all its replies were sent.
-        rejected: connections turned away because `limit` was reached.
-        rejections: those that are being told so.
-        handshakes: those that have not finished the one of TLS, the oldest first.
-        session_errors: connections closed because of a bug of ours.
-    """
+    """The registry of one node, shared by its listeners."""
 
     def __init__(
         self,
@@ -172,15 +153,20 @@ class Connections:
         buffer_bytes: int = BUFFER_BYTES,
         stats: Stats | None = None,
     ) -> None:
-        self.limit = limit
-        self.reserved_files = RESERVED_FILES
-        self.op_times = OpTimes(stats or Stats(), lambda: self.heard)
-        self.buffers = Buffers(buffer_bytes, monotonic)
+        self.limit = limit  # connections allowed at a time
+        self.reserved_files = RESERVED_FILES  # descriptors that are kept for other things
+        self.op_times = OpTimes(stats or Stats(), lambda: self.heard)  # how long commands took
+        self.buffers = Buffers(buffer_bytes, monotonic)  # what they hold, all together
+        # total: connections accepted since the start, or since the counters were reset; heard:
+        # chunks received on all of them together.
         self.total = self.heard = self._numbered = 0
+        # yields: times that a connection let others have their turn before all its replies were
+        # sent; rejected: connections turned away because `limit` was reached.
         self.rejected = self.yields = 0
-        self.session_errors = 0
+        self.session_errors = 0  # connections closed because of a bug of ours
         self.monotonic = monotonic
-        self.rejections: dict[_Rejection, None] = {}
+        self.rejections: dict[_Rejection, None] = {}  # those that are being told so
+        # Those that have not finished the one of TLS, the oldest first.
         self.handshakes: dict[SessionProtocol, None] = {}
         self._live: dict[SessionProtocol, None] = {}
         self._gone_bytes_read = 0

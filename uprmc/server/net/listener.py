@@ -374,17 +374,14 @@ def _unix_place(rest: str, setting: str) -> UnixPlace:
 
 
 class Listener:
-    """Something that accepts connections until it is stopped.
-
-    Attributes:
-        address: where, in words: ``127.0.0.1:11211`` with the real port, ``unix:/path``.
-    """
+    """Something that accepts connections until it is stopped."""
 
     def __init__(self, port: Any) -> None:
         self._port = port
         where = port.getHost()
         if isinstance(where, address.UNIXAddress):
             name = where.name or b""
+            # Where, in words: ``127.0.0.1:11211`` with the real port, ``unix:/path``.
             self.address = "unix:" + name.decode("utf-8", "backslashreplace")
         else:
             self.address = peer_text(where)

@@ -56,18 +56,15 @@ T = TypeVar("T")
 
 
 class OpTimes:
-    """The times of one node.
-
-    Attributes:
-        left: pieces until the next one that is timed; who reads a piece counts down.
-        by_op: operation -> its histogram.
-    """
+    """The times of one node."""
 
     __slots__ = ("_heard", "_stats", "by_op", "left")
 
     def __init__(self, stats: Stats, heard: Callable[[], int]) -> None:
         """Make empty histograms; `heard` returns how many pieces have been received."""
+        # Pieces until the next one that is timed; who reads a piece counts down.
         self.left = SAMPLED_EVERY
+        # Operation -> its histogram.
         self.by_op = {op: Histogram() for op in (*_COUNTERS, _MIXED, _OTHER)}
         self._stats, self._heard = stats, heard
 
@@ -123,14 +120,10 @@ class Direct(tcp.Server):
     Bytes keep the order of the calls. A registered streaming producer is paused and resumed by
     Twisted as usual, once more than `bufferSize` bytes had to be queued; with a pull producer
     everything is queued, because only a drained queue asks such a producer for more.
-
-    Attributes:
-        line: receives and answers most chunks in one call of the compiled core.
-        times: measures some of the chunks; ``None`` = none.
     """
 
-    line: Line | None = None
-    times: OpTimes | None = None
+    line: Line | None = None  # receives and answers most chunks in one call of the compiled core
+    times: OpTimes | None = None  # measures some of the chunks; ``None`` = none
 
     def read(self) -> ConnectionLost | ConnectionDone | None:
         """Pass what has arrived to the protocol; return why the connection is over, if it is."""

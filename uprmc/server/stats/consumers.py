@@ -73,19 +73,14 @@ class _Mark(NamedTuple):
 
 
 class _Standing:
-    """What is remembered of a consumer from one look to the next.
-
-    Attributes:
-        mark: what it has to get until it gets a new mark.
-        look: what the last look has found.
-        seen: what was looked at then; as long as it is the same there is no need to look again.
-    """
+    """What is remembered of a consumer from one look to the next."""
 
     __slots__ = ("look", "looked_at", "mark", "seen", "took_s")
 
     def __init__(self, mark: _Mark) -> None:
-        self.mark = mark
-        self.look: _Look | None = None
+        self.mark = mark  # what it has to get until it gets a new mark
+        self.look: _Look | None = None  # what the last look has found
+        # What was looked at then; as long as it is the same there is no need to look again.
         self.seen: tuple[int, ...] = ()
         self.looked_at = mark.at
         self.took_s = 0.0
@@ -100,13 +95,10 @@ class _Standing:
 
 
 class ConsumerLags:
-    """Looks at the consumers of one node.
-
-    Attributes:
-        found: what the last look has found, in the order in which they connected.
-    """
+    """Looks at the consumers of one node."""
 
     def __init__(self, hub: Hub, monotonic: Callable[[], float]) -> None:
+        # What the last look has found, in the order in which they connected.
         self.found: list[ConsumerLag] = []
         self._hub = hub
         self._monotonic = monotonic

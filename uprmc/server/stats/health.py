@@ -41,16 +41,12 @@ class Problem:
 
 
 class Health:
-    """Remembers since when each problem has been there.
-
-    Attributes:
-        problems: of the last look, the worst first.
-    """
+    """Remembers since when each problem has been there."""
 
     def __init__(self) -> None:
         self._since: dict[tuple[str, str, str], float] = {}
         self._counters: dict[str, tuple[int, float]] = {}
-        self.problems: list[Problem] = []
+        self.problems: list[Problem] = []  # of the last look, the worst first
 
     def seen(self, problems: Iterable[Problem], now: float) -> None:
         """Take what a look has found at a Unix time."""

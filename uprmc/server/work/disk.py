@@ -42,13 +42,11 @@ class Worker(Generic[Piece]):
     """Has pieces of work begun, done in threads, and ended, until `stop`.
 
     All but the work itself happens in the reactor's thread.
-
-    Attributes:
-        stopped: fires when nothing is under way any more, ``None`` before `stop`.
     """
 
     def __init__(self, reactor: Any, pool: ThreadPool, most: int = 1) -> None:
         """Begin nothing yet; at most `most` pieces are under way at a time."""
+        # Fires when nothing is under way any more, ``None`` before `stop`.
         self.stopped: Deferred[None] | None = None
         self._reactor = reactor
         self._pool = pool
@@ -133,11 +131,7 @@ _flush_log = Log("flush")
 
 
 class FlushDriver:
-    """Drives one bucket's flusher until `stop`.
-
-    Attributes:
-        last_error: why the last commit failed, ``""`` after one that worked.
-    """
+    """Drives one bucket's flusher until `stop`."""
 
     def __init__(
         self,
@@ -158,7 +152,7 @@ class FlushDriver:
         self._stopped = False
         self._room_made = False
         self._last_flush_s = 0.0
-        self.last_error = ""
+        self.last_error = ""  # why the last commit failed, ``""`` after one that worked
         self.on_taken: Callable[[StoreTaken], None] = lambda _: None
         bucket.account.on_dirty = self._became_dirty
 
@@ -504,9 +498,6 @@ class PrereadDriver(Worker[_Stretch]):
     """Reads ahead of one bucket's streams; implements `upr.hub.Preread`.
 
     One stretch is under way at a time; streams wait in turn.
-
-    Attributes:
-        stretches: how many have been read.
     """
 
     def __init__(self, reactor: Any, pool: ThreadPool, bucket: Bucket) -> None:
@@ -516,7 +507,7 @@ class PrereadDriver(Worker[_Stretch]):
         self._cold = 0
         self._waiting: deque[DiskReader] = deque()
         self._current: DiskReader | None = None
-        self.stretches = 0
+        self.stretches = 0  # how many have been read
 
     def stop(self) -> Deferred[None]:
         """Read nothing any more; fires when nothing is under way. Call it once."""
@@ -606,10 +597,6 @@ class DiskWork:
         bucket: the bucket whose data are on the disk.
         settings: those of the flusher.
         work: the node's long work; it has to go on until the stop is over.
-
-    Attributes:
-        preread: reads the disk ahead of streams.
-        on_taken: told that another process has opened the data directory.
     """
 
     def __init__(
@@ -627,10 +614,11 @@ class DiskWork:
         self._fetching = FetchDriver(
             reactor, pool, bucket.fetcher, bucket.timings, settings.fetch_rounds
         )
+        # Told that another process has opened the data directory.
         self.on_taken: Callable[[StoreTaken], None] = lambda _: None
         self._flushing.on_taken = lambda error: self.on_taken(error)
         self._compacting = CompactionDriver(reactor, pool, bucket.compactor)
-        self.preread = PrereadDriver(reactor, pool, bucket)
+        self.preread = PrereadDriver(reactor, pool, bucket)  # reads the disk ahead of streams
 
     @property
     def busy(self) -> bool:

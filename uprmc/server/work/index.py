@@ -182,11 +182,7 @@ SETTING = "server.views"
 
 @implementer(IReadDescriptor)
 class ViewsListener:
-    """A socket that is listened on.
-
-    Attributes:
-        address: HOST:PORT, with the real port.
-    """
+    """A socket that is listened on."""
 
     def __init__(self, reactor: Any, place: Place, backlog: int) -> None:
         """Bind it; raises `OSError`."""
@@ -203,6 +199,7 @@ class ViewsListener:
             self._socket.close()
             raise
         host, port = self._socket.getsockname()[:2]
+        # HOST:PORT, with the real port.
         self.address = f"[{host}]:{port}" if is_ipv6 else f"{host}:{port}"
 
     def watch(self, found: Callable[[], None]) -> None:
@@ -319,13 +316,10 @@ class IndexChild(ProcessProtocol):
         ready: called when it answers.
         ended: called when it has ended, with the reason.
         events: takes what it tells.
-
-    Attributes:
-        pid: its number.
     """
 
     transport: Any
-    pid = 0
+    pid = 0  # its number
 
     def __init__(
         self, ready: Callable[[], None], ended: Callable[[str], None], events: EventsFromIndex
@@ -395,11 +389,7 @@ class IndexChild(ProcessProtocol):
 
 
 class _Room:
-    """A private directory with a socket on which the node listens for UPR.
-
-    Attributes:
-        place: of the listener, as clients name it.
-    """
+    """A private directory with a socket on which the node listens for UPR."""
 
     def __init__(self, path: Path, open_upr: OpenUpr) -> None:
         self._path = path
@@ -408,7 +398,7 @@ class _Room:
         except BaseException:
             shutil.rmtree(self._path, ignore_errors=True)
             raise
-        self.place = self._listener.address
+        self.place = self._listener.address  # of the listener, as clients name it
 
     def link(self, server: ServerSettings) -> None:
         """Have names here stand for the files of TLS, wherever these are at the time."""
@@ -523,17 +513,10 @@ def _reason() -> str:
 
 
 class IndexDriver:
-    """Drives one node's index from `listen` and `start` to `stop`.
+    """Drives one node's index from `listen` and `start` to `stop`."""
 
-    Attributes:
-        restarts: how often the process was started again after it had ended by itself.
-        error: why it ended last, empty = it has not, or it answers again.
-        command: what is started.
-        grace_s: how long it may take to end.
-    """
-
-    command = COMMAND
-    grace_s = GRACE_S
+    command = COMMAND  # what is started
+    grace_s = GRACE_S  # how long it may take to end
 
     def __init__(
         self,
@@ -543,8 +526,8 @@ class IndexDriver:
         tell: Tell,
         monotonic: Callable[[], float],
     ) -> None:
-        self.restarts = 0
-        self.error = ""
+        self.restarts = 0  # how often the process was started again after it had ended by itself
+        self.error = ""  # why it ended last, empty = it has not, or it answers again
         self._reactor, self._settings, self._open_upr = reactor, settings, open_upr
         self._tell, self._monotonic = tell, monotonic
         self._backoff = Backoff(_FIRST_WAIT_S, _LONGEST_WAIT_S)

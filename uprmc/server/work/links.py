@@ -52,11 +52,7 @@ _log = Log("xdcr")
 
 
 class XdcrDriver:
-    """Drives one node's links from `start` to `stop`, and logs what becomes of them.
-
-    Attributes:
-        links: the links.
-    """
+    """Drives one node's links from `start` to `stop`, and logs what becomes of them."""
 
     def __init__(
         self,
@@ -92,7 +88,7 @@ class XdcrDriver:
             on_event,
             self._trouble,
         )
-        self.links = Links(world)
+        self.links = Links(world)  # the links
         self._ticker = Ticker(
             reactor,
             TICK_S,

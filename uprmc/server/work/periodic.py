@@ -41,9 +41,6 @@ class Housekeeping:
 
     Args:
         looks: gives the steps of what is looked at about once a second.
-
-    Attributes:
-        on_taken: told that another process has opened the data directory.
     """
 
     def __init__(
@@ -75,6 +72,7 @@ class Housekeeping:
             self._owner,
             self._expirer,
         ]
+        # Told that another process has opened the data directory.
         self.on_taken: Callable[[StoreTaken], None] = lambda _: None
         bucket.account.on_pressure = self._paging.start
 

@@ -78,16 +78,11 @@ _log = Log("slices")
 
 
 class LongWork:
-    """The long work of one node.
-
-    Attributes:
-        budget: what a turn may take, shared with others.
-        collect: looks for cycles among new objects.
-    """
+    """The long work of one node."""
 
     def __init__(self, reactor: Any, collect: Callable[[], None] = lambda: None) -> None:
-        self.budget = TurnBudget(reactor.seconds)
-        self.collect = collect
+        self.budget = TurnBudget(reactor.seconds)  # what a turn may take, shared with others
+        self.collect = collect  # looks for cycles among new objects
         self._reactor = reactor
         self._pieces: deque[Iterator[object]] = deque()
         self._timer: Any = None
@@ -270,18 +265,15 @@ class WakeList:
     Args:
         clock: the reactor.
         budget: the budget of its turns, if it is shared.
-
-    Attributes:
-        waiting: who has been added and not been served.
-        alone: whether this turn has a single event. Then those who wait may be served before who
-            woke them gets an answer; with other events in the turn that would only keep more of
-            them waiting.
     """
 
     def __init__(self, clock: Any, budget: TurnBudget | None = None) -> None:
         self._clock = clock
         self._budget = budget or TurnBudget(clock.seconds)
-        self.waiting: deque[Callable[[], None]] = deque()
+        self.waiting: deque[Callable[[], None]] = deque()  # who has been added and not been served
+        # Whether this turn has a single event. Then those who wait may be served before who woke
+        # them gets an answer; with other events in the turn that would only keep more of them
+        # waiting.
         self.alone = False
         self._scheduled = False
         end_turns_with = getattr(clock, "end_turns_with", None)
