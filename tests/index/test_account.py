@@ -15,11 +15,11 @@ from twisted.internet.protocol import connectionDone
 
 from tests.index.test_views_http import DESIGN, VIEW, group_of
 from tests.index.web import Reply, Web
-from uprmc.index.account import AnswerAccount, Holding, cost_of
 from uprmc.index.errors import QueryRefused
+from uprmc.index.http import ANSWER_BYTES, within
+from uprmc.index.http_request import AnswerAccount, Holding, cost_of
 from uprmc.index.model import Lost
 from uprmc.index.node_client import BUFFER_BYTES, Lines, NodeFailed
-from uprmc.index.pages import ANSWER_BYTES, within
 
 MIB = 1024 * 1024
 LIMIT = 8 * MIB

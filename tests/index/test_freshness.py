@@ -14,14 +14,12 @@ from twisted.internet.task import Clock
 
 from uprmc.config import IndexSettings
 from uprmc.index.errors import QueryRefused
-from uprmc.index.following import has_all
+from uprmc.index.following import Level, has_all
 from uprmc.index.group import Group
-from uprmc.index.index_file import Facts
+from uprmc.index.index_file import Facts, PublishedView
 from uprmc.index.model import Stale, Token
-from uprmc.index.streams import Level
 from uprmc.index.tree import IndexPosition
 from uprmc.index.vbucket_sets import States
-from uprmc.index.view import PublishedView
 from uprmc.index.waiting import Signal
 from uprmc.model import FailoverEntry
 

@@ -17,9 +17,9 @@ from tests.index.test_queries import DATA, options_of
 from uprmc.index.errors import QueryRefused
 from uprmc.index.merge import SKIPPED_AT_ONCE, Merged, NodeRows, Order
 from uprmc.index.node_client import NodeFailed
-from uprmc.index.placement import Holdings, placed
 from uprmc.index.query import PIECE_BYTES, run
 from uprmc.index.query_options import Query
+from uprmc.index.scatter import Holdings, placed
 
 
 class Lines:

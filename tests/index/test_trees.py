@@ -22,10 +22,10 @@ from uprmc.index.tree import (
     Tree,
     compact,
     tree,
-    writing,
 )
+from uprmc.index.tree import file as writing
+from uprmc.index.tree.file import MAX_NODE
 from uprmc.index.tree.nodes import Inner, Leaf, Node, Pointer
-from uprmc.index.tree.writing import MAX_NODE
 
 VBUCKETS = 6
 Contents = dict[bytes, tuple[int, bytes]]
@@ -270,8 +270,7 @@ class DeepTrees(Trees):
     @initialize(cache_bytes=st.just(1 << 26))
     def begin(self, cache_bytes: int) -> None:
         self.patch = pytest.MonkeyPatch()
-        for module in (writing,):
-            self.patch.setattr(module, "MAX_NODE", 400)
+        self.patch.setattr(writing, "MAX_NODE", 400)
         self.patch.setattr(tree, "MIN_NODE", 100)
         super().begin(cache_bytes)
 

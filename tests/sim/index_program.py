@@ -27,12 +27,11 @@ from uprmc.config import IndexSettings
 from uprmc.index import group
 from uprmc.index.collation import sort_key
 from uprmc.index.errors import WentBack
-from uprmc.index.following import has_all
+from uprmc.index.following import Level, has_all
 from uprmc.index.index_file import Files
 from uprmc.index.model import Emission, Entry, IndexedDocument, Mapped, Reductions
 from uprmc.index.rows import split_row_value
 from uprmc.index.store import IndexStore
-from uprmc.index.streams import Level
 from uprmc.index.updater import IndexHandler, IndexState
 from uprmc.index.vbucket_sets import (
     States,

@@ -28,6 +28,7 @@ from uprmc.backup.digest import FIELDS, Digest, add_up, digests, row_hashes
 from uprmc.columnar.errors import BackupDamaged, BackupForeign, BadOption
 from uprmc.errors import why
 from uprmc.jobs.files import sha256_of, whole_file
+from uprmc.regular import read_regular
 from uprmc.remote.ranges import VBUCKETS_MAX
 
 #: Goes up when an older program would misread what a newer one wrote.
@@ -243,7 +244,7 @@ def read_manifest(path: Path) -> Manifest:
     try:
         if path.stat().st_size > MANIFEST_MAX_BYTES:
             raise ValueError(f"larger than {MANIFEST_MAX_BYTES} bytes")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(path))
         known = found["format"]
         if known == FORMAT:
             return _parsed(found)

@@ -34,6 +34,7 @@ from uprmc.columnar.errors import (
     BadOption,
 )
 from uprmc.jobs.files import UNFINISHED, sync, sync_tree, write_note, write_whole
+from uprmc.regular import read_regular
 
 FORMAT = 1
 KIND = "uprmc backup"
@@ -211,9 +212,9 @@ def read_run(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]] | None:
     ``None`` if that makes no sense. The last line may be torn, then it was not done.
     """
     try:
-        run = json.loads((path / RUN_FILE).read_text(encoding="utf-8"))
+        run = json.loads(read_regular(path / RUN_FILE))
         done = path / DONE_FILE
-        lines = done.read_text(encoding="utf-8").split("\n")[:-1] if done.exists() else []
+        lines = read_regular(done).decode().split("\n")[:-1] if done.exists() else []
         return run, [json.loads(line) for line in lines]
     except (OSError, ValueError, RecursionError):
         return None
@@ -236,7 +237,7 @@ def _forget_run(path: Path) -> None:
 def _repository_id(path: Path) -> str:
     file = path / REPOSITORY_FILE
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_regular(file))
         kind, known, its_id = found["kind"], found["format"], found["id"]
     except (FileNotFoundError, NotADirectoryError):
         raise BackupForeign(f"{path} is no backup: it has no {REPOSITORY_FILE}") from None

@@ -33,12 +33,11 @@ from uprmc.client.twisted_client import over_tls
 from uprmc.config import Settings, unix_mode
 from uprmc.engine.stats import Stats
 from uprmc.errors import ConfigError
-from uprmc.index.design_folder import InUse
 from uprmc.index.http import role_of_views, views_site
 from uprmc.index.node_client import NodeClient
 from uprmc.index.scatter import Scatter
-from uprmc.index.service import Service
-from uprmc.index.source_nodes import SourceNodes
+from uprmc.index.service import InUse, Service
+from uprmc.index.source import SourceNodes
 from uprmc.login.credentials import Credentials
 from uprmc.places import VIEWS_PORT, several
 from uprmc.server.http.site import gate, known_hosts

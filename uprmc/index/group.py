@@ -24,14 +24,13 @@ from uprmc.index.errors import (
     timed_out,
     version_lost,
 )
-from uprmc.index.following import Following, is_of, is_reached
+from uprmc.index.following import Following, Level, is_of, is_reached
+from uprmc.index.index_file import PublishedView, Snapshot, taken
 from uprmc.index.model import Stale, Token
 from uprmc.index.source import IndexSource
 from uprmc.index.store import IndexStore
-from uprmc.index.streams import Level
 from uprmc.index.updater import Stopped
 from uprmc.index.vbucket_sets import Wish, bitmap, contradiction, numbers, wished
-from uprmc.index.view import PublishedView, Snapshot, taken
 from uprmc.index.waiting import Deadline, pause
 from uprmc.units import in_ranges
 

@@ -2,7 +2,7 @@
 
 Every answer is JSON but that of ``/metrics``. What is refused has a status, a word for programs and
 a sentence for people. What a client can make this process hold is bounded: by `uprmc.web` for what
-comes in, by `http_request` for what goes out. What there is to be asked is in `pages`.
+comes in, by `http_request` for what goes out.
 """
 
 # ruff: noqa: N802, N815  # Twisted's names
@@ -10,24 +10,535 @@ comes in, by `http_request` for what goes out. What there is to be asked is in `
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Callable
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, NamedTuple, cast
 
 from twisted.internet.defer import CancelledError, Deferred
+from twisted.internet.threads import deferToThreadPool
 from twisted.python.failure import Failure
 from twisted.web.resource import IResource, Resource
 from twisted.web.server import NOT_DONE_YET, Request
 
+from uprmc import __version__
 from uprmc.config import IndexSettings
-from uprmc.index.account import AnswerAccount, Holding, cost_of
-from uprmc.index.errors import IndexDamaged, QueryRefused
-from uprmc.index.http_request import UNSENT_MAX_BYTES, http_request, path_parts
-from uprmc.index.pages import IndexPages, Reply, json_reply, traceback_of
+from uprmc.index.design import BUCKET, DESIGNS, Design
+from uprmc.index.errors import (
+    IndexDamaged,
+    IndexRolledBack,
+    QueryRefused,
+    Replaced,
+    bad_request,
+    not_found,
+    outdated,
+)
+from uprmc.index.group import Group
+from uprmc.index.http_request import (
+    UNSENT_MAX_BYTES,
+    AnswerAccount,
+    Holding,
+    HttpAnswer,
+    HttpRequest,
+    Pieces,
+    QueryTimes,
+    ThreadPieces,
+    checked_name,
+    cost_of,
+    http_request,
+    json_body,
+    json_object,
+    kind_of,
+    number,
+    path_parts,
+    url_options,
+    vbuckets,
+)
+from uprmc.index.json_text import well_formed
+from uprmc.index.model import Lost
+from uprmc.index.query import PIECE_BYTES, run
+from uprmc.index.query_options import OPTIONS, Query, partition_of
 from uprmc.index.scatter import Scatter
 from uprmc.index.service import Service
 from uprmc.login.users import Role
+from uprmc.metrics import Exposition, Metric
 from uprmc.web import KnownHosts, LimitedChannel, LimitedRequest, LimitedSite, last_answer
+
+# --- pages ----------------------------------------------------------------------------------------
+# What there is by path and method: designs, their indexes, metrics.
+
+
+# --- view page ------------------------------------------------------------------------------------
+# A query as it is served: options read, a snapshot waited for, rows sent as they are read.
+
+
+#: Options of more than this are read by a thread: they may hold many keys.
+_AT_ONCE_BYTES = 2 * 1024
+
+#: What an answer may hold at a time: rows that are made, and those that are not sent yet.
+ANSWER_BYTES = 2 * PIECE_BYTES + UNSENT_MAX_BYTES
+
+#: A document is held as it came, in its row, and in the piece that is sent.
+_DOCUMENT_COPIES = 3
+
+#: Snapshots that one query takes, when rollbacks cut off what it reads.
+_ATTEMPTS = 3
+
+_LOG = logging.getLogger("uprmc.index")
+
+
+class ViewPage:
+    """Queries; see `pages.Pages` for the arguments."""
+
+    def __init__(
+        self,
+        service: Service,
+        settings: IndexSettings,
+        reactor: Any,
+        pool: Any,
+        addresses: Callable[[], list[str]],
+        times: QueryTimes,
+        memory: AnswerAccount,
+        scatter: Scatter | None,
+    ) -> None:
+        self._service, self._settings, self._reactor = service, settings, reactor
+        self._pool, self._addresses, self._times = pool, addresses, times
+        self._memory, self._scatter = memory, scatter
+
+    async def answer(self, request: Request, it: HttpRequest) -> None:
+        """Answer a query; raise `QueryRefused` before anything is sent.
+
+        A query that waits for an index that ends waits for the one in its place.
+        """
+        began = self._reactor.seconds()
+        design, view = checked_name("design", it.path[2]), checked_name("view", it.path[4])
+        if self._scatter is not None and not _of_merger(it):
+            await self._scattered(self._scatter, request, it, began)
+            return
+        ended: Group | None = None
+        while True:
+            group = self._service.group(design, _wants_new(it))
+            try:
+                await self._asked(request, it, group, view, began)
+                return
+            except Replaced:
+                if group is ended:  # the process is about to stop
+                    raise
+                ended = group
+
+    async def _asked(
+        self, request: Request, it: HttpRequest, group: Group, view: str, began: float
+    ) -> None:
+        """Answer from one index; raise `Replaced` if that ends before anything is sent."""
+        new = _wants_new(it)
+        view_index = _view_of(group.design, view)
+        reduces = bool(group.design.views[view_index].reduces)
+        query = await self._query(it, group.design.options.collation, reduces)
+        if query.new != new:  # a body can hold that word elsewhere
+            group = self._service.group(group.design.name, query.new)
+        await self._answer(request, group, view_index, query, began)
+
+    async def _scattered(
+        self, scatter: Scatter, request: Request, it: HttpRequest, began: float
+    ) -> None:
+        design = await scatter.design(it.path[2], _wants_new(it))
+        view_index = _view_of(design, it.path[4])
+        query = await self._query(
+            it, design.options.collation, bool(design.views[view_index].reduces)
+        )
+        memory = Holding(self._memory)
+        memory.need(ANSWER_BYTES * (1 + len(scatter.all.nodes)))
+        try:
+            merged = await scatter.merged(design, view_index, query, self._memory)
+        except BaseException:
+            memory.release()
+            raise
+        await self._send(
+            request, merged, self._ended(request, query, began, lambda _: memory.release())
+        )
+
+    async def _query(self, it: HttpRequest, collation: Any, reduces: bool) -> Query:
+        def read() -> Query:
+            body = json_body(it.body) if it.body and it.method == "POST" else None
+            return Query.parse(it.options, body, reduces=reduces, collation=collation)
+
+        if len(it.body) > self._settings.max_request_bytes:
+            raise QueryRefused(413, "too_large", "the body is larger than index.max_request_bytes")
+        if len(it.body) + sum(len(text) for _, text in it.options) <= _AT_ONCE_BYTES:
+            return read()
+        return cast(Query, await deferToThreadPool(self._reactor, self._pool, read))
+
+    async def _answer(
+        self, request: Request, group: Group, view_index: int, query: Query, began: float
+    ) -> None:
+        for attempt in count(1):
+            try:
+                await self._attempt(request, group, view_index, query, began)
+            except IndexRolledBack:
+                if request.startedWriting or attempt == _ATTEMPTS:
+                    raise
+            else:
+                return
+
+    async def _attempt(
+        self, request: Request, group: Group, view_index: int, query: Query, began: float
+    ) -> None:
+        """Answer from one snapshot; raise `IndexRolledBack` if that was cut off meanwhile."""
+        timeout_s = query.timeout_s or self._settings.connection_timeout_s
+        vbuckets = partition_of(query, self._addresses())
+        if query.signature not in ("", group.design.signature):
+            raise outdated(vbuckets or (), "another definition answers now", query.epoch or 0)
+        memory = Holding(self._memory)
+        memory.need(ANSWER_BYTES)
+        try:
+            snapshot = await group.snapshot(query.stale, query.at, vbuckets, query.epoch, timeout_s)
+        except BaseException:
+            memory.release()
+            raise
+
+        def released(failure: Failure | None) -> None:
+            snapshot.release()
+            memory.release()
+            error = None if failure is None else failure.value
+            if isinstance(error, IndexDamaged) and not isinstance(error, IndexRolledBack):
+                group.damaged(snapshot, error)
+
+        pieces = run(
+            query,
+            snapshot,
+            view_index,
+            view=group.design.views[view_index].name,
+            source=next(iter(self._addresses()), "local"),
+            documents=lambda keys: within(memory, self._service.documents(keys)),
+        )
+        await self._send(
+            request,
+            ThreadPieces(pieces, self._reactor, self._pool),
+            self._ended(request, query, began, released),
+        )
+
+    async def _send(
+        self, request: Request, pieces: Pieces, ended: Callable[[bool, Failure | None], None]
+    ) -> None:
+        """Send an answer in pieces; `ended` is called when it is over."""
+        request.setHeader(b"Content-Type", b"application/json")
+        request.setHeader(b"Cache-Control", b"no-store")
+        await HttpAnswer(
+            request,
+            pieces,
+            reactor=self._reactor,
+            stall_s=self._settings.stall_timeout_s,
+            ended=ended,
+        ).start()
+
+    def _ended(
+        self,
+        request: Request,
+        query: Query,
+        began: float,
+        release: Callable[[Failure | None], None] | None = None,
+    ) -> Callable[..., None]:
+        def ended(sent: bool, failure: Failure | None) -> None:
+            if release is not None:
+                release(failure)
+            if failure is not None and not request.startedWriting:
+                return  # it is answered, and counted, as a refusal
+            if failure is not None:
+                if failure.check(IndexDamaged, OSError):
+                    _LOG.error("answer failed: %s", failure.value)
+                else:
+                    _LOG.error("answer failed", exc_info=traceback_of(failure))
+                self._times.failed += 1
+            elif not sent:
+                self._times.unread += 1
+            else:
+                self._times.add(kind_of(query), self._reactor.seconds() - began)
+
+        return ended
+
+
+def within(memory: Holding, bodies: Sequence[bytes | Lost | None]) -> Sequence[bytes | Lost | None]:
+    """Return documents as far as there is memory for them, in place of those that were before."""
+    size, found = ANSWER_BYTES, list(bodies)
+    for place, body in enumerate(found):
+        if isinstance(body, bytes):
+            if memory.set(size + _DOCUMENT_COPIES * len(body)):
+                size += _DOCUMENT_COPIES * len(body)
+            else:
+                found[place] = Lost("answers hold too much memory (index.request_memory)")
+    memory.set(size)
+    return found
+
+
+def _view_of(design: Design, name: str) -> int:
+    view_index = design.view_index(name)
+    if view_index is None:
+        raise not_found(f"design {design.name!r} has no view {name!r}")
+    return view_index
+
+
+def _wants_new(it: HttpRequest) -> bool:
+    """Whether a request may be for the index that is being built; its options are not read yet."""
+    return ("rev", "new") in it.options or b'"rev"' in it.body
+
+
+def _of_merger(it: HttpRequest) -> bool:
+    """Whether a request names the vBuckets itself: it is for this node alone."""
+    return any(name == "partitions" for name, _ in it.options) or b'"partitions"' in it.body
+
+
+def traceback_of(failure: Failure) -> Any:
+    """Return what a log needs of an exception."""
+    return type(failure.value), failure.value, failure.getTracebackObject()
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+
+_JSON = b"application/json"
+_TIMEOUT = "connection_timeout"
+
+
+class Reply(NamedTuple):
+    """An answer that is there in one piece."""
+
+    status: int
+    body: bytes
+    content_type: bytes = _JSON
+
+
+def json_reply(status: int, value: object) -> Reply:
+    """Return an answer of anything that JSON can say."""
+    return Reply(status, well_formed(json.dumps(value, default=str).encode()) + b"\n")
+
+
+#: Handles a request; ``None`` = the answer is under way already.
+_NO_PAGE = f"there is no such page; designs are at {DESIGNS}/NAME"
+
+_Handler = Callable[[Request, HttpRequest], Awaitable[Reply | None]]
+
+
+class IndexPages:
+    """What there is by path and method.
+
+    Args:
+        service: all designs.
+        settings: limits.
+        reactor, pool: for answers in pieces, and what takes longer than a turn should.
+        addresses: by which this listener is reached.
+        memory: what requests and answers hold.
+        scatter: asks other nodes, too; ``None`` = this one only.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        settings: IndexSettings,
+        reactor: Any,
+        pool: Any,
+        addresses: Callable[[], list[str]],
+        memory: AnswerAccount,
+        scatter: Scatter | None = None,
+    ) -> None:
+        self._service, self._settings, self._scatter = service, settings, scatter
+        self._memory = memory
+        self.times = QueryTimes()
+        self._views = ViewPage(
+            service, settings, reactor, pool, addresses, self.times, memory, scatter
+        )
+        self._exposition = Exposition(self._metrics)
+        self._in_thread: Callable[..., Deferred[Any]] = partial(deferToThreadPool, reactor, pool)
+
+    def handlers(self, path: tuple[str, ...]) -> dict[str, _Handler]:
+        """Return what each method does with a path; raise `QueryRefused` if there is none such."""
+        match path:
+            case ("",):
+                return {"GET": self._root}
+            case ("metrics",):
+                return {"GET": self._metrics_page}
+            case (bucket, *rest) if bucket == BUCKET:
+                return self._in_bucket(rest)
+            case (_, _, *_):
+                raise not_found(f"there is one bucket, {BUCKET!r}")
+        raise not_found(_NO_PAGE)
+
+    def _in_bucket(self, path: list[str]) -> dict[str, _Handler]:
+        match path:
+            case ("_design",):
+                return {"GET": self._list}
+            case ("_vbuckets",):
+                return {"GET": self._vbuckets}
+            case ("_design", _):
+                return {"GET": self._get, "PUT": self._put, "DELETE": self._delete}
+            case ("_design", _, "_view", _):
+                return {"GET": self._views.answer, "POST": self._views.answer}
+            case ("_design", _, "_info"):
+                return {"GET": self._info}
+            case ("_design", _, verb) if verb in self._verbs():
+                return {"POST": self._verbs()[verb]}
+        raise not_found(_NO_PAGE)
+
+    def _verbs(self) -> dict[str, _Handler]:
+        return {
+            "_compact": self._compact,
+            "_set_states": self._set_states,
+            "_monitor": self._monitor,
+            "_undo": self._undo,
+        }
+
+    # --- the listener -------------------------------------------------------------------------
+
+    async def _root(self, request: Request, it: HttpRequest) -> Reply:
+        found = {"uprmc": __version__, "bucket": BUCKET, "designs": DESIGNS}
+        return json_reply(200, found)
+
+    async def _metrics_page(self, request: Request, it: HttpRequest) -> Reply:
+        accept = request.getHeader("accept") or ""
+        page, content_type = await self._in_thread(self._exposition.render, accept)
+        return Reply(200, page, content_type.encode())
+
+    def _metrics(self) -> Iterator[Metric]:
+        yield from self._service.metrics()
+        yield from self.times.metrics()
+        yield from self._memory.metrics()
+        if self._scatter is not None:
+            yield from self._scatter.metrics()
+
+    # --- designs ------------------------------------------------------------------------------
+
+    async def _list(self, request: Request, it: HttpRequest) -> Reply:
+        local = url_options(it.options, "local").get("local") == "true"
+        rows = {name: self._listed(name) for name in self._service.names()}
+        if self._scatter is not None and not local:
+            rows = await self._scatter.all.listed() | rows
+        found = [rows[name] for name in sorted(rows)]
+        return json_reply(200, {"total_rows": len(found), "rows": found})
+
+    def _listed(self, name: str) -> dict[str, Any]:
+        try:
+            group = self._service.group(name)
+        except QueryRefused as refused:  # it is on disk, and cannot be opened
+            failed = {"id": f"_design/{name}", "name": name, "views": [], "rows": {}}
+            return {**failed, "state": "failed", "signature": "", "error": refused.reason}
+        return {
+            "id": f"_design/{name}",
+            "name": name,
+            "views": [view.name for view in group.design.views],
+            "signature": group.design.signature,
+            "state": group.state,
+            "rows": group.rows(),
+        }
+
+    async def _get(self, request: Request, it: HttpRequest) -> Reply:
+        """Return what was put last; to a merger, what answers here."""
+        options = url_options(it.options, "local", "rev")
+        name = _design_of(it)
+        if options.get("local") == "true":
+            return Reply(200, self._service.group(name, "rev" in options).design.text)
+        try:
+            design = self._service.get(name)
+        except QueryRefused as refused:
+            if self._scatter is None or refused.status != 404:
+                raise
+            design = await self._scatter.design(name)
+        return Reply(200, design.text)
+
+    async def _put(self, request: Request, it: HttpRequest) -> Reply:
+        designs, name = self._designs(it), _design_of(it)
+        if not it.body:
+            raise bad_request("the body is the design, a JSON object with views")
+        if len(it.body) > self._settings.max_definition_bytes:
+            raise QueryRefused(
+                413, "too_large", "the design is larger than index.max_definition_bytes"
+            )
+        await designs.put(name, it.body)
+        return _done(201, name)
+
+    async def _delete(self, request: Request, it: HttpRequest) -> Reply:
+        name = _design_of(it)
+        await self._designs(it).delete(name)
+        return _done(200, name)
+
+    async def _undo(self, request: Request, it: HttpRequest) -> Reply:
+        name = _design_of(it)
+        await self._designs(it).undo(name)
+        return _done(200, name)
+
+    def _designs(self, it: HttpRequest) -> Service | Scatter:
+        """Return what changes designs: all nodes, or this one if the request says so."""
+        local = url_options(it.options, "local").get("local") == "true"
+        return self._service if local or self._scatter is None else self._scatter
+
+    # --- their indexes ------------------------------------------------------------------------
+
+    def _group(self, it: HttpRequest) -> Group:
+        new = url_options(it.options, "rev", _TIMEOUT, "local").get("rev")
+        if new not in (None, "new"):
+            raise bad_request("rev is new, or not given")
+        return self._service.group(_design_of(it), new is not None)
+
+    async def _info(self, request: Request, it: HttpRequest) -> Reply:
+        """Answer for this node; a merger without the design answers with what the others say."""
+        try:
+            group = self._group(it)
+        except QueryRefused as refused:
+            options = dict(it.options)
+            if self._scatter is None or "local" in options or refused.status != 404:
+                raise
+            return json_reply(200, await self._scatter.all.info(_design_of(it)))
+        reply: Reply = await self._in_thread(lambda: json_reply(200, group.info()))
+        return reply
+
+    async def _vbuckets(self, request: Request, it: HttpRequest) -> Reply:
+        """What of a design a merger may ask this node for."""
+        options = url_options(it.options, "design", "rev")
+        name = checked_name("design", options.get("design", ""))
+        group = self._service.group(name, "rev" in options)
+        found = {**group.placement(), "signature": group.design.signature}
+        return json_reply(200, found)
+
+    async def _compact(self, request: Request, it: HttpRequest) -> Reply:
+        await self._group(it).compact()
+        return json_reply(202, {"ok": True})
+
+    async def _set_states(self, request: Request, it: HttpRequest) -> Reply:
+        lists = ("active", "passive", "cleanup", "pause")
+        given = json_object(it.body, *lists, "epoch")
+        states: dict[str, Any] = {
+            name: vbuckets(name, given[name]) if name in given else None for name in lists
+        }
+        if all(state is None for state in states.values()):
+            raise bad_request(f"the body names none of {', '.join(lists)}")
+        epoch = number("epoch", given["epoch"]) if "epoch" in given else None
+        await self._group(it).set_states(**states, epoch=epoch)
+        return json_reply(200, {"ok": True})
+
+    async def _monitor(self, request: Request, it: HttpRequest) -> Reply:
+        group = self._group(it)
+        given = json_object(it.body, "vbucket", "seqno", "vb_uuid")
+        if given.keys() != {"vbucket", "seqno", "vb_uuid"}:
+            raise bad_request("the body names vbucket, seqno and vb_uuid")
+        wanted = {name: number(name, value) for name, value in given.items()}
+        timeout_ms = dict(it.options).get(_TIMEOUT)
+        timeout_s = self._settings.connection_timeout_s
+        if timeout_ms is not None:
+            timeout_s = OPTIONS[_TIMEOUT](_TIMEOUT, timeout_ms) / 1_000
+        await group.monitor(**wanted, timeout_s=timeout_s)
+        return json_reply(200, {"ok": True, **wanted, "vb_uuid": str(wanted["vb_uuid"])})
+
+
+def _design_of(it: HttpRequest) -> str:
+    return checked_name("design", it.path[2])
+
+
+def _done(status: int, name: str) -> Reply:
+    return json_reply(status, {"ok": True, "id": f"_design/{name}"})
+
+
+# --- http -----------------------------------------------------------------------------------------
+
 
 #: A request comes in completely in this time, and a connection may idle for it.
 REQUEST_S = 60.0

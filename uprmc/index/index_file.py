@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from uprmc.index.tree.nodes import Inner, Pointer
 from uprmc.index.vbucket_sets import States, bitmap
 from uprmc.index.versions import Edit
 from uprmc.model import FailoverEntry, FailoverLog
+from uprmc.regular import NotRegular
 
 # --- readers --------------------------------------------------------------------------------------
 
@@ -289,7 +291,7 @@ class Files:
     def __init__(self, directory: Path, stem: str, reducers: Sequence[Reducer | None]) -> None:
         self._directory, self._stem, self._reducers = directory, stem, reducers
         for path in directory.glob(f"{stem}.[0-9]*{_UNFINISHED}"):
-            path.unlink()
+            remove(path)
         found: list[OpenFile] = []
         try:
             for number in self._numbers():
@@ -318,9 +320,9 @@ class Files:
         path = self._path(number)
         try:
             return [OpenFile(path, IndexFile.open(path), self._reducers)]
-        except IndexDamaged as error:
+        except (IndexDamaged, NotRegular) as error:
             _LOG.warning("an index file is removed: %s", error)
-            path.unlink()
+            remove(path)
             return []
 
     def _created(self) -> OpenFile:
@@ -384,7 +386,7 @@ class Files:
         """Return where a compaction may write."""
         path = self._path(max(self._numbers(), default=0) + 1)
         path = path.with_suffix(_UNFINISHED)
-        path.unlink(missing_ok=True)
+        remove(path)
         return path
 
     def swap(self, compacted: IndexFile) -> None:
@@ -417,6 +419,14 @@ class Files:
                 file.readers.retire()
 
 
+def remove(path: Path) -> None:
+    """Remove what has the name of a file of ours, whatever it is."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
 def _standing(positions: Mapping[int, IndexPosition]) -> set[int]:
     """Return the vBuckets that may have rows."""
     return {vbucket for vbucket, at in positions.items() if at.seqno}
@@ -426,3 +436,72 @@ def _distance(back: Mapping[int, IndexPosition], here: Mapping[int, IndexPositio
     """Return how many changes lie between two positions, over all vBuckets."""
     start = IndexPosition(0, 0, 0)
     return sum(max(0, at.seqno - back.get(vb, start).seqno) for vb, at in here.items())
+
+
+# --- views ----------------------------------------------------------------------------------------
+# What an index has published: what queries read while the updater goes on.
+
+
+class PublishedView(NamedTuple):
+    """What is published: everything a query needs, of one moment."""
+
+    file: OpenFile  # which the trees are in, and who reads it
+    trees: IndexTrees  # the id tree and those of the views
+    # where each vBucket stands; none while the first build is not loaded.
+    positions: Mapping[int, IndexPosition]
+    facts: Mapping[int, Facts]  # what was learned of each
+    states: States  # what is done with each
+    building: bool  # the trees are empty because the first build is not loaded yet
+    # another object whenever any vBucket has gone back; as long as it is the same one, what was
+    # once in the trees still is.
+    course: object
+
+
+# --- snapshot -------------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """A state of an index that one request reads, for as long as its answer takes. Any thread may
+    read its trees.
+
+    Args:
+        view: what was published.
+        active: bitmap of the vBuckets whose rows count.
+
+    Attributes:
+        file: which the trees are in.
+        wanted: the same, ``None`` = all rows that are in the trees count.
+        building: nothing is in the trees yet.
+    """
+
+    def __init__(self, view: PublishedView, active: int) -> None:
+        self._view, self.file = view, view.file
+        self.building = view.building
+        self._active = active
+        self.wanted: int | None = active if view.trees.vbuckets & ~active else None
+        self._released = False
+
+    def tree(self, view_index: int) -> Tree:
+        """Return the tree of a view."""
+        return self._view.trees.views[view_index]
+
+    def total_rows(self, view_index: int) -> int:
+        """Return how many rows a view has, those that do not count included."""
+        return self.tree(view_index).count
+
+    @property
+    def update_seq(self) -> Mapping[int, int]:
+        """The seqno of each vBucket that it stands for."""
+        positions = self._view.positions
+        return {vb: at.seqno for vb, at in sorted(positions.items()) if self._active >> vb & 1}
+
+    def release(self) -> None:
+        """Let the file go; twice is no error."""
+        if not self._released:
+            self._released = True
+            self._view.file.readers.leave()
+
+
+def taken(view: PublishedView, active: int) -> Snapshot | None:
+    """Return a snapshot of what is published, ``None`` = its file was closed: look again."""
+    return Snapshot(view, active) if view.file.readers.enter() else None

@@ -24,8 +24,8 @@ from twisted.web.http_headers import Headers
 from twisted.web.iweb import IAgent, IAgentEndpointFactory, IBodyProducer, IResponse
 from zope.interface import implementer  # type: ignore[import-untyped]
 
-from uprmc.index.account import Holding
 from uprmc.index.errors import QueryRefused
+from uprmc.index.http_request import Holding
 from uprmc.index.json_text import strict_json
 from uprmc.login.credentials import Credentials, basic_auth
 from uprmc.places import parsed

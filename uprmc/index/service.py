@@ -6,47 +6,174 @@ up. The former one's files stay for `index.keep_old_s`, so that `undo` only has 
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import json
 import logging
 import os
-import threading
+import shutil
 import time
-from base64 import b64encode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote, unquote
 
 from twisted.internet.defer import DeferredLock, ensureDeferred
 from twisted.internet.task import deferLater
 from twisted.internet.threads import deferToThreadPool
 
-from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.errors import ClientError
 from uprmc.client.forgetting import forget
 from uprmc.config import IndexSettings
 from uprmc.index.design import Design, named_modules
-from uprmc.index.design_folder import DesignFolder, InUse, Kept, found_in, locked
 from uprmc.index.errors import QueryRefused, not_found
 from uprmc.index.following import Following, OnEvent
 from uprmc.index.group import Group
-from uprmc.index.index_file import Files
+from uprmc.index.index_file import Files, remove
 from uprmc.index.javascript.process import MISSING, available
-from uprmc.index.json_text import Unreadable, portable
 from uprmc.index.mapping import make_mapper, make_reducer
 from uprmc.index.mapping.javascript import refuse_faults
 from uprmc.index.model import Lost, Reducer
-from uprmc.index.source import IndexSource
-from uprmc.index.source_nodes import SourceNodes, questioning
+from uprmc.index.source import DocumentReader, IndexSource, SourceNodes
 from uprmc.index.store import IndexStore
 from uprmc.index.tree import Room, limit_cache, limit_disk
+from uprmc.index.tree.disk import sync_directory
 from uprmc.index.updater import Stopped
 from uprmc.index.waiting import Deadline
 from uprmc.metrics import Metric
-from uprmc.model import vbucket_of
-from uprmc.protocol.header import RequestFrame, ResponseFrame
-from uprmc.protocol.opcodes import KEY_MAX_BYTES, Opcode, Status
+from uprmc.regular import open_regular, read_regular
+
+# --- designs on disk ------------------------------------------------------------------------------
+# Designs on disk: one directory for each, with its texts, which one answers, and its index files.
+#
+#     DATA/index/NAME.design/design.json   which signatures are current, new, old
+#     DATA/index/NAME.design/SIG.text      the text as it was put
+#     DATA/index/NAME.design/SIG.N.index   index files, see `index_file`
+#
+# Names are quoted, so that none can leave the directory. A file is replaced as a whole, or not.
+
+
+SUFFIX = ".design"
+_FACTS = "design.json"
+_TEXT = ".text"
+
+#: Longer names are kept as their hash: file systems take 255 bytes.
+_NAME_MAX = 180
+
+_LOG = logging.getLogger("uprmc.index")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What is kept of a design."""
+
+    name: str  # of it
+    current: str  # signature of the definition that answers
+    new: str = ""  # of the one that is being built, empty = none
+    old: str = ""  # of the one that answered before, empty = none
+    old_until: float = 0.0  # when that is removed, in seconds of the epoch
+
+    def __post_init__(self) -> None:
+        texts = (self.name, self.current, self.new, self.old)
+        if not all(isinstance(each, str) for each in texts) or not self.current:
+            raise ValueError("a name or a signature is no text")
+        if not isinstance(self.old_until, int | float):
+            raise ValueError("its time is no number")
+
+
+class DesignFolder:
+    """The directory of one design."""
+
+    def __init__(self, root: Path, name: str) -> None:
+        quoted = quote(name, safe="")
+        if len(quoted) > _NAME_MAX:
+            quoted = "sha256-" + hashlib.sha256(name.encode()).hexdigest()
+        self.path = root / (quoted + SUFFIX)
+
+    def keep(self, kept: Kept) -> None:
+        """Write which definitions there are; on disk when it returns."""
+        self._write(_FACTS, json.dumps(asdict(kept)).encode())
+
+    def keep_text(self, signature: str, text: bytes) -> None:
+        """Write a definition."""
+        self.path.mkdir(exist_ok=True)
+        sync_directory(self.path.parent)
+        self._write(signature + _TEXT, text)
+
+    def text(self, signature: str) -> bytes:
+        """Return a definition."""
+        return read_regular(self.path / (signature + _TEXT))
+
+    def drop(self, signature: str) -> None:
+        """Remove a definition with its index."""
+        for path in self.path.glob(f"{signature}.*"):
+            remove(path)
+
+    def drop_others(self, kept: Kept) -> None:
+        """Remove what belongs to none of the definitions that are kept."""
+        signatures = {kept.current, kept.new, kept.old}
+        for path in self.path.iterdir():
+            if path.name != _FACTS and path.name.partition(".")[0] not in signatures:
+                remove(path)
+
+    def remove(self) -> None:
+        """Remove all of it; without its facts it is no design any more."""
+        (self.path / _FACTS).unlink(missing_ok=True)
+        sync_directory(self.path)
+        shutil.rmtree(self.path)
+
+    def _write(self, name: str, data: bytes) -> None:
+        unfinished = self.path / (name + ".unfinished")
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(self.path / name)
+        sync_directory(self.path)
+
+
+class InUse(Exception):
+    """Another process has these designs."""
+
+
+def locked(root: Path) -> int:
+    """Lock a directory of designs for this process; return the descriptor that holds the lock.
+
+    Raises:
+        InUse: another process has it.
+        OSError: the system refuses.
+    """
+    descriptor = open_regular(root / "lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise InUse(f"{root} is in use by another process") from None
+        raise
+    return descriptor
+
+
+def found_in(root: Path) -> Iterator[tuple[str, Kept | None]]:
+    """Yield the designs that are there: name, and what is kept, ``None`` if it cannot be read.
+
+    What is left of those that were not kept is removed.
+    """
+    for path in sorted(root.glob(f"*{SUFFIX}")):
+        try:
+            kept = Kept(**json.loads(read_regular(path / _FACTS)))
+            if DesignFolder(root, kept.name).path != path:
+                raise ValueError(f"it names {kept.name!r}")
+            yield kept.name, kept
+        except FileNotFoundError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (OSError, ValueError, TypeError) as error:
+            _LOG.error("a design cannot be read: %s: %s", path, error)
+            yield unquote(path.name.removesuffix(SUFFIX)), None
+
 
 # --- service metrics ------------------------------------------------------------------------------
 # What an index process tells a monitoring system of its designs; queries are counted elsewhere.
@@ -143,120 +270,6 @@ _OF_STORES: tuple[tuple[str, _Kind, str, Callable[[IndexStore], float]], ...] = 
         lambda store: store.files.disk_bytes,
     ),
 )
-
-
-# --- document reader ------------------------------------------------------------------------------
-# Documents as they are now, for answers with `include_docs`: read from the nodes, blocking.
-
-
-#: The source is left alone for this long.
-_AGAIN_S = 1.0
-
-#: The source has this long to ask its nodes.
-_REFRESH_S = 30.0
-
-#: What is known of documents, by key.
-_Found = dict[bytes, bytes | Lost | None]
-
-
-class DocumentReader:
-    """Reads documents; any thread may call it, one at a time reads.
-
-    Args:
-        source: tells which node to ask.
-        from_thread: has something called in the reactor's thread.
-    """
-
-    def __init__(
-        self, source: IndexSource, from_thread: Callable[[Callable[[], object]], None]
-    ) -> None:
-        self._source, self._from_thread = source, from_thread
-        self._refreshed = threading.Event()
-        self._closed = False
-        self._lock = threading.Lock()
-        self._connections = questioning(source.tls, source.credentials)
-        self._silent: dict[str, tuple[int, str]] = {}
-        self._refreshed_at = float("-inf")
-
-    def get(self, keys: Sequence[bytes]) -> list[bytes | Lost | None]:
-        """Return documents as JSON, ``None`` for those that are not there.
-
-        A node that does not answer, or no longer has the vBucket, may have been replaced: then the
-        source finds out, and the node that is right now is asked.
-        """
-        possible = [key for key in dict.fromkeys(keys) if 0 < len(key) <= KEY_MAX_BYTES]
-        with self._lock:
-            found = self._asked(possible)
-            lost = [key for key, body in found.items() if type(body) is Lost]
-            if lost and time.monotonic() - self._refreshed_at >= _AGAIN_S:
-                self._refresh()
-                found |= self._asked(lost)
-        return [found.get(key) for key in keys]
-
-    def _refresh(self) -> None:
-        """Return when all nodes have said anew what they have, or failed to."""
-        self._refreshed.clear()
-        if not self._closed:
-            self._from_thread(
-                lambda: self._source.refresh().addCallback(lambda _: self._refreshed.set())
-            )
-            self._refreshed.wait(_REFRESH_S)
-        self._refreshed_at = time.monotonic()
-
-    def _asked(self, keys: Sequence[bytes]) -> _Found:
-        total = self._source.total
-        if not total:
-            return dict.fromkeys(keys, Lost("no node has said yet what it has"))
-        found: _Found = {}
-        by_place: dict[str, dict[bytes, int]] = {}
-        for key in keys:
-            vbucket = vbucket_of(key, total)
-            place = self._source.place_of(vbucket)
-            if place:
-                by_place.setdefault(place, {})[key] = vbucket
-            else:
-                found[key] = Lost(f"no node can be asked for vBucket {vbucket}")
-        for place, some in by_place.items():
-            found |= self._asked_at(place, some)
-        return found
-
-    def _asked_at(self, place: str, keys: Mapping[bytes, int]) -> _Found:
-        """Ask a node; one that did not answer is left alone until the source has looked again."""
-        round_, why = self._silent.get(place, (-1, ""))
-        if round_ == self._source.rounds:
-            return dict.fromkeys(keys, Lost(why))
-        asked = [RequestFrame(Opcode.GET, key=key, vbucket=vb) for key, vb in keys.items()]
-
-        def question(connection: NodeConnection) -> _Found:
-            answers = zip(keys, connection.ask_all(asked), strict=True)
-            return {key: _told(place, answer) for key, answer in answers}
-
-        try:
-            return self._connections.ask(place, question)
-        except NodeError as error:
-            self._silent[place] = self._source.rounds, str(error)
-            return dict.fromkeys(keys, Lost(str(error)))
-
-    def close(self) -> None:
-        """Hang up; nothing waits for the reactor's thread any more."""
-        self._closed = True
-        self._refreshed.set()
-        with self._lock:
-            self._connections.close()
-
-
-def _told(place: str, answer: ResponseFrame) -> bytes | Lost | None:
-    """Return what an answer says of a document."""
-    if answer.status == Status.KEY_NOT_FOUND:
-        return None
-    if answer.status:
-        return Lost(f"the node at {place} refuses: {answer.reason}")
-    try:
-        return portable(answer.value)
-    except Unreadable as error:
-        return Lost(str(error))
-    except ValueError:  # as `meta.type` says of it
-        return json.dumps(b64encode(answer.value).decode()).encode()
 
 
 # --- service --------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from uprmc.regular import open_regular
+
 #: End of names of files that are not finished, or never will be.
 UNFINISHED = ".tmp"
 
@@ -75,7 +77,7 @@ def sync(path: Path) -> None:
 def sha256_of(path: Path) -> str:
     """Return the digest of a file's bytes, as text."""
     found = hashlib.sha256()
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path), "rb") as file:
         while piece := file.read(_PIECE_BYTES):
             found.update(piece)
     return found.hexdigest()

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 from uprmc.columnar.errors import BadFile
 from uprmc.columnar.report import TaskReport
+from uprmc.regular import open_regular
 
 _VERSION = 1
 
@@ -53,7 +54,8 @@ class Journal:
         if path is None or (read_only and not path.exists()):
             return
         try:
-            file = path.open("rb" if read_only else "a+b")
+            flags = os.O_RDONLY if read_only else os.O_RDWR | os.O_APPEND | os.O_CREAT
+            file = os.fdopen(open_regular(path, flags, 0o666), "rb" if read_only else "a+b")
         except OSError as error:
             raise BadFile(f"cannot use {path}: {error.strerror}") from None
         try:

@@ -18,6 +18,7 @@ from uprmc.login.users import (
     parse_users,
     users_text,
 )
+from uprmc.regular import NotRegular, open_regular
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _UNFINISHED = ".new"
@@ -35,14 +36,13 @@ def read_file(path: str) -> tuple[list[User], bytes]:
         ConfigError: it cannot be read, others can read it, or it is not whole; one line.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe must not keep us
-        with os.fdopen(descriptor, "rb") as file:
-            mode = os.fstat(descriptor).st_mode
-            data = file.read(FILE_MAX_BYTES + 1) if stat.S_ISREG(mode) else b""
+        with os.fdopen(open_regular(path), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(FILE_MAX_BYTES + 1)
+    except NotRegular:
+        raise ConfigError(f"the users file {path} is no regular file") from None
     except OSError as error:
         raise ConfigError(f"the users file {path}: {error.strerror}") from None
-    if not stat.S_ISREG(mode):
-        raise ConfigError(f"the users file {path} is no regular file")
     if mode & _OTHERS:
         raise ConfigError(f"others may use the users file {path}: say chmod 600 {path}")
     if len(data) > FILE_MAX_BYTES:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from uprmc.config import StorageSettings
 from uprmc.errors import StoreCorrupt, StoreError, StoreRefused
 from uprmc.model import ConflictRule
+from uprmc.regular import open_regular, read_regular
 from uprmc.storage import upgrade
 from uprmc.storage.layout import FORMAT_VERSION, Identity
 from uprmc.storage.lmdb_files import DATA_FILE, LOCK_FILE, NotOurs
@@ -96,7 +97,7 @@ def number_beside(directory: Path) -> int:
     """Return the number in the file beside the store; -1 if there is none that can be read."""
     try:
         file = directory / PLACE_FILE
-        text = file.read_bytes()[:32].strip() if file.is_file() else b""
+        text = read_regular(file, 32).strip()
     except OSError:
         return -1
     return min(int(text), _NUMBER_MAX) if text.isdigit() else -1
@@ -262,7 +263,8 @@ def _damaged(file: Path, error: StoreCorrupt) -> StoreRefused:
 def locked(path: Path) -> FileIO:
     """Lock a directory for as long as the returned file is open; raises `StoreRefused`."""
     try:
-        guard = (path / GUARD_FILE).open("a+b", buffering=0)
+        guard_file = open_regular(path / GUARD_FILE, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        guard = FileIO(guard_file, "a+")
     except OSError as error:
         raise _unusable(path, error) from None
     try:

@@ -17,6 +17,7 @@ from struct import Struct, unpack_from
 from typing import NamedTuple
 
 from uprmc.errors import StoreCorrupt
+from uprmc.regular import open_regular
 from uprmc.storage import layout
 
 _PAGE_HEAD_BYTES = 16
@@ -80,7 +81,7 @@ def check_pages(file: Path) -> bool:
         OSError: it cannot be read.
     """
     for tries in range(_TRIES, 0, -1):
-        with file.open("rb") as opened:
+        with os.fdopen(open_regular(file), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             if not size:
                 return False

@@ -20,10 +20,9 @@ from typing import IO
 from uprmc.index.model import Emission, Reducer
 from uprmc.index.rows import id_value, rows_of, split_id_value
 from uprmc.index.tree.disk import Disk, room
-from uprmc.index.tree.file import IndexFile, NodeCache
+from uprmc.index.tree.file import Builder, IndexFile, NodeCache, NodeWriter
 from uprmc.index.tree.nodes import Header, Pointer, Row
 from uprmc.index.tree.tree import Tree
-from uprmc.index.tree.writing import Builder, NodeWriter
 
 __all__ = ["BulkLoader", "Sorter", "compact", "keep_last"]
 

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from uprmc.regular import open_regular
+
 __all__ = ["Disk", "OsDisk", "Room", "limit_disk", "room"]
 
 #: The reserve is this part of the disk at most, so that small disks can be used, too.
@@ -145,7 +147,7 @@ class OsDisk:
         if create:
             flags |= os.O_CREAT | os.O_EXCL
         self._path = path
-        self._descriptor = os.open(path, flags | os.O_CLOEXEC, 0o640)
+        self._descriptor = open_regular(path, flags)
         self._end = self.size()
 
     def read_at(self, offset: int, size: int) -> bytes:

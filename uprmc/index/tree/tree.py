@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from uprmc.index.collation import after_prefix
 from uprmc.index.model import Entry, Reducer, Reductions
-from uprmc.index.tree.file import IndexFile
+from uprmc.index.tree.file import MIN_NODE, IndexFile, NodeWriter, rereduce
 from uprmc.index.tree.nodes import Child, Entries, Inner, Leaf, Node, Pointer, Row
-from uprmc.index.tree.writing import MIN_NODE, NodeWriter, rereduce
 
 __all__ = ["Tree", "TreeChanges", "Updating", "child_at", "groups"]
 

@@ -10,7 +10,6 @@ by making a link, or learns whether there is one, and no pipe keeps the node wai
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -23,6 +22,7 @@ from twisted.python.threadpool import ThreadPool
 from uprmc.errors import ConfigError
 from uprmc.login.credentials import Credentials, password_of
 from uprmc.ports import Dial, Dialled
+from uprmc.regular import NotRegular, open_regular
 from uprmc.server.log import Log, Throttle
 from uprmc.server.net.dialer import trust_of
 from uprmc.server.work.turns import Ticker
@@ -39,9 +39,6 @@ _TROUBLE_LOG_S = 1.0
 
 #: A file of a link is not larger.
 FILE_MAX_BYTES = 1024 * 1024
-
-#: Files are opened so: not by a link at its end, and without waiting for who writes into a pipe.
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 _THREADS = 4
 
@@ -213,14 +210,11 @@ def read_in(folder: str, name: str, option: str) -> bytes:
         real = os.path.realpath(path, strict=True)
         if not real.startswith(os.path.join(os.path.realpath(root), "")):
             raise elsewhere
-        descriptor = os.open(real, _FLAGS)
-        try:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise ConfigError(f"{option}: {name} is no regular file")
-            with os.fdopen(descriptor, "rb", closefd=False) as file:
-                text = file.read(FILE_MAX_BYTES + 1)
-        finally:
-            os.close(descriptor)
+        descriptor = open_regular(real, os.O_RDONLY | os.O_NOFOLLOW)
+        with os.fdopen(descriptor, "rb") as file:
+            text = file.read(FILE_MAX_BYTES + 1)
+    except NotRegular:
+        raise ConfigError(f"{option}: {name} is no regular file") from None
     except OSError as error:
         raise ConfigError(f"{option}: {name} cannot be read: {error.strerror}") from None
     except ValueError:
