@@ -18,12 +18,12 @@ from interop.nursery import run
 from interop.replica_pair import ReplicaPair, replicate, wait_until_level
 from interop.waiting import wait_until
 from tests.documents import names, rows, section
-from uprmc.client import Change, Handler, StateStore, errors, kv, nodes, position
-from uprmc.client.core import BARRIERS_MAX, Options
+from uprmc.client import Change, Handler, StateStore, errors, kv, position
+from uprmc.client.core import BARRIERS_MAX, NodeMetrics, Options, VBucketMetrics
 from uprmc.client.handler import BatchHandler, DurableHandler
-from uprmc.client.metrics import NodeMetrics, VBucketMetrics
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
 from uprmc.remote import errors as remote_errors
+from uprmc.remote.directory import NODES_MAX
 from uprmc.remote.registering import Purged
 
 PYTHON = [each for each in blocks() if each.kind == "python"]
@@ -126,7 +126,7 @@ def test_every_limit_is_told() -> None:
     assert f"({options.noop_interval_s:g} s)" in told["silence after which a connection is closed"]
     assert told["waiting barriers"] == f"{BARRIERS_MAX:,}, fixed"
     assert told["text of a barrier"] == f"{COOKIE_MAX_BYTES} bytes, fixed"
-    assert told["nodes learned from cluster maps"] == f"{nodes.NODES_MAX}, fixed"
+    assert told["nodes learned from cluster maps"] == f"{NODES_MAX}, fixed"
     offered = told["known versions that are sent to a node"]
     assert offered == f"{position.VERSIONS_MAX}, fixed"
 

@@ -24,7 +24,7 @@ SNAPSHOTS, MORE = 0xDF, 0x01
 def _frames_are_read(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames with many snapshots are read in another way than those with few."""
     if request.param == "all at once":
-        monkeypatch.setattr("uprmc.remote.snapshots._MANY", 1)
+        monkeypatch.setattr("uprmc.client.decoder._MANY", 1)
 
 
 def snapshots(

@@ -10,8 +10,7 @@ from uprmc.errors import RemoteProtocolError
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.remote import features
-from uprmc.remote.registering import Instance, Purged, Registering, kind_number
-from uprmc.remote.reports import removal
+from uprmc.remote.registering import Instance, Purged, Registering, kind_number, removal
 
 UUID = 0xABC
 

@@ -105,7 +105,7 @@ USERS = {
 @pytest.fixture(name="user", params=USERS)
 def _user(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("uprmc.index.source._ANSWER_S", SILENCE_S)
-    monkeypatch.setattr("uprmc.client.nodes._TELL_S", SILENCE_S)
+    monkeypatch.setattr("uprmc.client.streams._TELL_S", SILENCE_S)
     monkeypatch.setattr(
         "uprmc.index.source.deferToThreadPool",
         lambda reactor, pool, what, *given: maybeDeferred(what, *given),

@@ -24,9 +24,9 @@ from tests.sim.replica_run import ReplicaRun
 from tests.sim.test_replica_programs import deposed_active, nobody_tells
 from tests.sim.upr_kinds import PLAIN, RARE
 from uprmc.client.follow import Follower
-from uprmc.client.nodes import ClientNodes
 from uprmc.client.position import PositionWriter, VBucketPlace
 from uprmc.client.state import BOUNDARY
+from uprmc.client.streams import ClientNodes
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine import failover_log as terms_module
 from uprmc.engine import replica as replica_module

@@ -20,7 +20,7 @@ from uprmc.protocol.control import MANAGE, WATERMARKS
 from uprmc.protocol.header import RequestFrame
 from uprmc.protocol.opcodes import Opcode, OpenFlag
 from uprmc.protocol.upr import OPEN_EXTRAS
-from uprmc.remote.reports import removal
+from uprmc.remote.registering import removal
 from uprmc.spark.feeding import feed
 from uprmc.spark.offsets import parsed
 

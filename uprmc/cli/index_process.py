@@ -28,7 +28,7 @@ from zope.interface import implementer  # type: ignore[import-untyped]
 
 from uprmc.cli.node_access import tls_context
 from uprmc.cli.process import Process
-from uprmc.client.nodes import check_place
+from uprmc.client.options import check_place
 from uprmc.client.twisted_client import over_tls
 from uprmc.config import Settings, unix_mode
 from uprmc.engine.stats import Stats

@@ -26,14 +26,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from uprmc.client.core import ClientBarrier, UprCore
+from uprmc.client.core import ClientBarrier, Metrics, UprCore
 from uprmc.client.errors import ClientError, MisuseError, WaitedTooLong
 from uprmc.client.follow import OnRollback
 from uprmc.client.forgetting import forget
 from uprmc.client.handler import Change, Handler
-from uprmc.client.keeper import Keeper
 from uprmc.client.lease import Lease
-from uprmc.client.metrics import Metrics
 from uprmc.client.node_session import GATHER_GAP_S, NodeSession
 from uprmc.client.options import (
     FAREWELL_S,
@@ -45,7 +43,7 @@ from uprmc.client.options import (
     prepared,
 )
 from uprmc.client.position import Position
-from uprmc.client.wire import Wire
+from uprmc.client.wire import Keeper, Wire
 
 # --- blocking loop --------------------------------------------------------------------------------
 # One run of the blocking client: its sockets, and the thread that owns them.

@@ -25,9 +25,8 @@ import math
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
-from uprmc.client.ask import Task
 from uprmc.client.decoder import Accepted, Event, StreamEnded
 from uprmc.client.errors import (
     ClientError,
@@ -38,19 +37,72 @@ from uprmc.client.errors import (
 )
 from uprmc.client.follow import Follower
 from uprmc.client.handler import SET, Handler
-from uprmc.client.metrics import Metrics, NodeMetrics, VBucketMetrics
-from uprmc.client.node_session import NodeSession
-from uprmc.client.nodes import ClientNode, ClientNodes
+from uprmc.client.node_session import NodeSession, Task
 from uprmc.client.options import Options, Start
 from uprmc.client.position import Position, PositionWriter
 from uprmc.client.state import Saved, StateStore
-from uprmc.client.streams import ClientStreams, Route
+from uprmc.client.streams import ClientNode, ClientNodes, ClientStreams, Route
 from uprmc.protocol.header import RequestFrame, ResponseFrame
 from uprmc.protocol.opcodes import EndReason, MarkerFlag, Opcode, Status
 from uprmc.protocol.upr_extensions import COOKIE_MAX_BYTES
 from uprmc.remote.batch import Batch, Run
 from uprmc.remote.registering import REPORT_INTERVAL_S, Registering
 from uprmc.remote.stream import StreamState
+
+# --- metrics --------------------------------------------------------------------------------------
+# What a consumer can tell about itself, in numbers.
+
+
+class VBucketMetrics(NamedTuple):
+    """One vBucket."""
+
+    node: str  # whom it is streamed from, ``""`` = no node at present
+    seqno: int  # last change that was handed over
+    whole_seqno: int  # end of the last snapshot that was handed over completely
+    lag_items: int  # seqnos between that and the node's newest, as it said last
+    lag_bytes: int  # the same in bytes, by the average size of what has come
+    lag_s: float  # seconds since we were level with the node, 0 = we are
+    ring_covers_seqnos: int  # so far back a rollback can be undone key by key
+    rollbacks: int  # times that the node sent us back
+    restarts: int  # times that we began again from zero
+    undone: int  # keys whose changes were undone
+    items: int  # changes that were handed over
+    # why it is not streamed, in the words of the node that refuses, ``""`` = it is, or no
+    # node has refused.
+    refusal: str = ""
+
+
+class NodeMetrics(NamedTuple):
+    """One node."""
+
+    connected: bool  # whether streams can be asked for
+    attempts: int  # dialled in vain since the last good connection
+    last_error: str  # why the last connection ended or did not come about, ``""`` = never
+    items: int  # changes received on this connection
+    bytes: int  # bytes received on this connection
+
+
+class Metrics(NamedTuple):
+    """All of it: by vBucket number, by HOST:PORT, and the sums."""
+
+    vbuckets: dict[int, VBucketMetrics]
+    nodes: dict[str, NodeMetrics]
+
+    @property
+    def lag_items(self) -> int:
+        """How far we are behind, over all vBuckets."""
+        return sum(each.lag_items for each in self.vbuckets.values())
+
+    @property
+    def lag_bytes(self) -> int:
+        """The same in bytes, roughly."""
+        return sum(each.lag_bytes for each in self.vbuckets.values())
+
+    @property
+    def lag_s(self) -> float:
+        """The longest time since a vBucket was level with its node."""
+        return max((each.lag_s for each in self.vbuckets.values()), default=0.0)
+
 
 __all__ = ["Options", "Start", "UprCore"]
 
@@ -361,10 +413,10 @@ class UprCore:
             self.writer.reached(place)
 
     def _deal_with_other(self, session: NodeSession, event: Event) -> Task:
-        if isinstance(event, Accepted):
-            yield from self._answered(session, event.answer)
-        elif isinstance(event, ResponseFrame):
-            yield from self._answered(session, event)
+        if isinstance(event, Accepted | ResponseFrame):
+            ask = session.answered(event.answer if isinstance(event, Accepted) else event)
+            if ask is not None and ask.task is not None:
+                yield from session.advance(ask.task, ask.answers)
         elif isinstance(event, RequestFrame):
             if event.opcode == Opcode.BARRIER_REACHED:
                 self._returned(event.key, session.place, "cookie")
@@ -380,11 +432,6 @@ class UprCore:
                 if event.reason == EndReason.BACKFILL_FAILED:
                     self.streams.broken(route)
                 self.streams.ended(route, f"{words} {event.reason}")
-
-    def _answered(self, session: NodeSession, answer: ResponseFrame) -> Task:
-        ask = session.answered(answer)
-        if ask is not None and ask.task is not None:
-            yield from session.advance(ask.task, ask.answers)
 
     def idle(self, now: float = math.inf) -> Task:
         """Save what was reached: nothing more is there to be read, nor was for a while.

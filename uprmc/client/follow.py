@@ -23,10 +23,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from uprmc.client.ask import PIPELINE_MAX, Ask, Task
 from uprmc.client.errors import DeletionsPurged, ProducerError, RollbackRefused
 from uprmc.client.handler import Document, Handler
-from uprmc.client.node_session import NodeSession
+from uprmc.client.node_session import PIPELINE_MAX, Ask, NodeSession, Task
 from uprmc.client.position import PositionWriter, VBucketPlace
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog, VBucketState

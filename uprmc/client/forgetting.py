@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 from uprmc.client.connection import NodeConnection, NodeError
 from uprmc.client.errors import MisuseError, NotActive
-from uprmc.client.nodes import check_place
+from uprmc.client.options import check_place
 from uprmc.login.credentials import Credentials
 from uprmc.protocol.watermarks import ID_MAX_BYTES
 from uprmc.remote import features

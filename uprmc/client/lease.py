@@ -18,15 +18,13 @@ from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
-from uprmc.client.ask import Ask, Task
 from uprmc.client.decoder import Event, StreamEnded
 from uprmc.client.errors import ClientError, ConnectionLost, MisuseError, NodeUnreachable
 from uprmc.client.handler import Change
-from uprmc.client.keeper import running
-from uprmc.client.node_session import NodeSession
-from uprmc.client.nodes import check_place
+from uprmc.client.node_session import Ask, NodeSession, Task
+from uprmc.client.options import check_place
 from uprmc.client.position import Asked
-from uprmc.client.wire import Wire
+from uprmc.client.wire import Wire, running
 from uprmc.connecting import own_name
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials

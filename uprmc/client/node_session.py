@@ -8,11 +8,11 @@ See `docs/streams.md`, how to write a consumer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from uprmc.client.ask import PIPELINE_MAX, Ask, Rest, Task
 from uprmc.client.decoder import Decoder, Event
 from uprmc.client.errors import ClientError, ConnectionLost, OpenRefused, ProducerError
 from uprmc.client.position import Asked
@@ -43,6 +43,46 @@ from uprmc.remote.directory import Heard, Survey
 from uprmc.remote.login import login_in_turns
 from uprmc.remote.registering import Instance, Purged, Registering
 from uprmc.remote.stream import StreamState
+
+# --- questions of tasks ---------------------------------------------------------------------------
+# Questions of tasks to a node.
+#
+# A *task* is a generator that yields an `Ask` and is given its answers, and that yields whatever a
+# handler returned for the loop above to wait for. So a procedure of many steps reads from top to
+# bottom, and knows nothing of threads, reactors or sockets.
+
+
+#: At most this many questions of one `Ask` are on their way at a time.
+PIPELINE_MAX = 256
+
+Task = Generator[Any, Any, Any]
+
+#: What can be asked. Requests for streams travel together where the node knows how.
+Question = RequestFrame | StreamStart
+
+
+class Rest:
+    """What a task yields that has computed for a while, so that others have their turn."""
+
+
+class Ask:
+    """Questions, and later their answers, in the same order."""
+
+    __slots__ = ("_missing", "answers", "task", "unsent")
+
+    def __init__(self, frames: Sequence[Question]) -> None:
+        self.answers: list[ResponseFrame | None] = [None] * len(frames)
+        # The task that waits for the answers; set by the loop that runs tasks.
+        self.task: Task | None = None
+        self.unsent = deque(enumerate(frames))  # with their numbers
+        self._missing = len(frames)
+
+    def answer(self, number: int, answer: ResponseFrame) -> bool:
+        """Take an answer; returns whether it was the last one."""
+        self.answers[number] = answer
+        self._missing -= 1
+        return not self._missing
+
 
 # --- ahead ----------------------------------------------------------------------------------------
 # Keep-alives among bytes that cannot be dealt with yet, because a handler works.
@@ -428,7 +468,8 @@ class NodeSession:
 
     def data_to_send(self) -> bytes:
         """Return what is to be written now."""
-        self._send_starts()
+        if self._starts or self._named:
+            self._send_starts()
         data = b"".join(self._to_send)
         self._to_send.clear()
         return data
@@ -499,15 +540,15 @@ class NodeSession:
         return list(tasks.values())
 
     def _send_next(self, ask: Ask) -> bool:
-        found = ask.next()
-        if found is None:
+        if not ask.unsent:
             return False
-        number, frame = found
+        number, frame = ask.unsent.popleft()
         opaque = self.decoder.questions.expect(frame.opcode, (ask, number), frame.opaque)
         if type(frame) is StreamStart and control.STREAM_REQUESTS in self.granted:
             self._starts.append(frame)
         else:
-            self._send_starts()
+            if self._starts or self._named:
+                self._send_starts()
             self._to_send.append(frame.encode(opaque))
         return True
 

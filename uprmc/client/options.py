@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypedDict, cast, get_args
 
+from uprmc import places
 from uprmc.client.errors import MisuseError
 from uprmc.client.follow import OnPurged, OnRollback, PurgedWord, RollbackWord
 from uprmc.client.handler import check_handler
-from uprmc.client.nodes import check_places
 from uprmc.client.position import Position
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, Saved, StateStore
@@ -308,3 +308,19 @@ def ends_level(until: Until) -> bool:
     if isinstance(until, str) and until != "now":
         raise MisuseError(f"until {until!r}: say 'now', a function, or None")
     return until == "now"
+
+
+def check_places(places: Iterable[str]) -> list[str]:
+    """Return the places; raises `MisuseError` if one is none, or there are none."""
+    found = [check_place(place) for place in places]
+    if not found:
+        raise MisuseError("no node is named: say at least one HOST:PORT")
+    return found
+
+
+def check_place(place: str) -> str:
+    """Return the place; raises `MisuseError` if it is none."""
+    try:
+        return places.complete(place)
+    except ValueError as error:
+        raise MisuseError(f"{place!r} is no node: say {error}") from None

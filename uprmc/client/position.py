@@ -18,15 +18,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from uprmc import rollback
-from uprmc.client.ask import Task
 from uprmc.client.handler import Handler
 from uprmc.client.state import BOUNDARY, MemoryState, RingChunk, RingColumns, Saved, StateStore
 from uprmc.model import SEQNO_MAX, FailoverEntry, FailoverLog, SnapshotRange
 from uprmc.remote.batch import Batch
 from uprmc.rollback import VBucketHoldings, history_of, rollback_point, shared_until
+
+if TYPE_CHECKING:
+    from uprmc.client.node_session import Task
 
 #: A node reads so many known versions of a stream request.
 VERSIONS_MAX = 25

@@ -20,10 +20,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from uprmc import __version__
-from uprmc.client.ask import Ask, Rest, Task
 from uprmc.client.decoder import Accepted, Decoder, Event
 from uprmc.client.errors import ClientError, NotANode, OpenRefused, ProducerError
-from uprmc.client.node_session import NodeSession
+from uprmc.client.node_session import Ask, NodeSession, Rest, Task
 from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.model import SEQNO_MAX, Item, Life, SnapshotRange, VBucketState

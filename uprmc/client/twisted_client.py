@@ -53,8 +53,7 @@ from twisted.protocols.tls import TLSMemoryBIOFactory
 from twisted.python.failure import Failure
 from zope.interface import implementer  # type: ignore[import-untyped]
 
-from uprmc.client.ask import Task
-from uprmc.client.core import ClientBarrier, UprCore
+from uprmc.client.core import ClientBarrier, Metrics, UprCore
 from uprmc.client.errors import (
     ClientError,
     MisuseError,
@@ -65,8 +64,7 @@ from uprmc.client.errors import (
 )
 from uprmc.client.forgetting import forget
 from uprmc.client.handler import Handler
-from uprmc.client.metrics import Metrics
-from uprmc.client.node_session import GATHER_GAP_S, NodeSession
+from uprmc.client.node_session import GATHER_GAP_S, NodeSession, Task
 from uprmc.client.options import (
     FAREWELL_S,
     Until,

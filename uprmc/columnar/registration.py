@@ -23,8 +23,7 @@ from uprmc.columnar.nodes import BulkNodes
 from uprmc.protocol.header import RequestFrame
 from uprmc.remote.blocking import NodeConnection, open_registrar, remove_rows, report
 from uprmc.remote.errors import ClientError
-from uprmc.remote.registering import Instance, Purged, Registering
-from uprmc.remote.reports import vbuckets_of
+from uprmc.remote.registering import Instance, Purged, Registering, vbuckets_of
 
 #: The newest complete state of a vBucket that is durable, and its history; 0 and 0 = there is none.
 Durable = Callable[[int], tuple[int, int]]

@@ -60,7 +60,7 @@ from uprmc.remote.errors import (
 from uprmc.remote.features import Handshake
 from uprmc.remote.login import login
 from uprmc.remote.ranges import named
-from uprmc.remote.reports import removals, told_of
+from uprmc.remote.registering import removals, told_of
 from uprmc.remote.requests import Verdict, Window, verdict
 
 _TIMEOUT_S = 30.0

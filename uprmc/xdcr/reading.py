@@ -26,8 +26,7 @@ from uprmc.protocol.upr import (
 from uprmc.protocol.watermarks import ReportExtras, encode_report
 from uprmc.remote import features
 from uprmc.remote.batch import Batch, Received, Run, deletion_numbers
-from uprmc.remote.registering import kind_number
-from uprmc.remote.reports import removal
+from uprmc.remote.registering import kind_number, removal
 from uprmc.remote.stream import StreamState
 from uprmc.upr.hub import Hub
 from uprmc.upr.peer import Negotiated
