@@ -13,7 +13,7 @@ from uprmc.config import XdcrSettings
 from uprmc.engine.tombstones import PurgeRule
 from uprmc.errors import TemporaryFailure
 from uprmc.xdcr.frames import set_frame
-from uprmc.xdcr.received import ToldRecord, with_record
+from uprmc.xdcr.received import ReceivedRecord, with_record
 from uprmc.xdcr.windows import Windows
 
 
@@ -103,9 +103,9 @@ def test_a_link_reads_only_so_much_of_what_it_must_not_send_yet(
 
 
 def test_so_many_checkpoints_of_others_are_kept_and_the_oldest_go_first() -> None:
-    kept: list[ToldRecord] = []
+    kept: list[ReceivedRecord] = []
     for number in range(1, 8):
-        kept = with_record(kept, ToldRecord(f"source {number}", 1, 1, "", here_seqno=number), 6)
+        kept = with_record(kept, ReceivedRecord(f"source {number}", 1, 1, "", here_seqno=number), 6)
         assert len(kept) == min(number, 6)
     assert [each.here_seqno for each in kept] == [2, 3, 4, 5, 6, 7]
 

@@ -9,18 +9,14 @@ from uprmc.units import in_ranges
 
 
 class QueryRefused(Exception):
-    """A request is refused.
-
-    Attributes:
-        status: of HTTP.
-        error: one word for programs: ``bad_request``, ``not_found``, ``timeout``...
-        reason: one sentence for people.
-        fields: what else the answer names.
-    """
+    """A request is refused."""
 
     def __init__(self, status: int, error: str, reason: str, **fields: Any) -> None:
         super().__init__(reason)
-        self.status, self.error, self.reason, self.fields = status, error, reason, fields
+        self.status = status  # of HTTP
+        self.error = error  # one word for programs: ``bad_request``, ``not_found``, ``timeout``
+        self.reason = reason  # one sentence for people
+        self.fields = fields  # what else the answer names
 
     def body(self) -> dict[str, Any]:
         """Return the answer's JSON object."""

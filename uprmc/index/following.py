@@ -77,11 +77,6 @@ class IndexStreams:
         endpoint: how they are reached.
         progress: is fired when anything has changed.
         replicas: vBuckets are followed that are replicas there.
-
-    Attributes:
-        ready: the index has been level with its source since it was opened.
-        failure: why the source is not followed, empty = it is.
-        runs: how many have begun.
     """
 
     def __init__(
@@ -94,9 +89,9 @@ class IndexStreams:
         *,
         replicas: bool,
     ) -> None:
-        self.ready = False
-        self.failure = ""
-        self.runs = 0
+        self.ready = False  # the index has been level with its source since it was opened
+        self.failure = ""  # why the source is not followed, empty = it is
+        self.runs = 0  # how many have begun
         self._reactor, self._design, self._source = reactor, design, source
         self._endpoint, self._progress, self._replicas = endpoint, progress, replicas
         self._client: TwistedUprClient | None = None
@@ -276,7 +271,7 @@ def is_reached(position: IndexPosition | None, log: FailoverLog, token: Token) -
 
 
 # --- fault ----------------------------------------------------------------------------------------
-# What ends the lives of an index: told once when it begins and once when it is over.
+# What ends the lives of an index: one event when it begins and one when it is over.
 
 
 #: The next life begins after this long, then twice as long each time, up to this.
@@ -284,22 +279,17 @@ _RETRY_S, _RETRY_MAX_S = 0.1, 5.0
 
 
 class IndexFault:
-    """What has ended the last life of an index, until a header could be written.
-
-    Attributes:
-        text: of the error, empty = nothing is wrong.
-        count: how many lives have ended by an error.
-    """
+    """What has ended the last life of an index, until a header could be written."""
 
     def __init__(self, design: str, on_event: OnEvent) -> None:
-        self.text = ""
-        self.count = 0
+        self.text = ""  # of the error, empty = nothing is wrong
+        self.count = 0  # how many lives have ended by an error
         self._design, self._on_event = design, on_event
         self._kind: tuple[Any, ...] = ()
         self._backoff = Backoff(_RETRY_S, _RETRY_MAX_S)
 
     def note(self, error: BaseException) -> None:
-        """Keep an error for whoever asks, and tell it if it is another one than before."""
+        """Keep an error for those who ask, and report it if it is another one than before."""
         if isinstance(error, GivenUp):
             return
         kind = (type(error), getattr(error, "errno", None))
@@ -331,7 +321,7 @@ class IndexFault:
 # --- news -----------------------------------------------------------------------------------------
 # What becomes of an index that an operator may want to look up, from its store's counters.
 #
-# The updater's thread counts; whoever looks now and then in another one learns what has happened in
+# The updater's thread counts; who looks now and then in another one learns what has happened in
 # between. So there is at most one event of a kind for each look.
 
 
@@ -567,17 +557,9 @@ class Following:
         source: what nodes say they have.
         endpoint: how they are reached.
         settings: of the index.
-        on_event: is told what happens to it.
+        on_event: gets what happens to it.
         replica: the index of vBuckets that are replicas at the source, ``None`` = there is none.
         of_replicas: it is that index.
-
-    Attributes:
-        replica: as given.
-        progress: fires when anything has changed.
-        at_end: are called when it is told to stop.
-        store: what is indexed, ``None`` = it is not open at present.
-        streams: from its source.
-        fault: what has ended the last life.
     """
 
     def __init__(
@@ -594,13 +576,14 @@ class Following:
         of_replicas: bool = False,
     ) -> None:
         self.replica = replica
-        self.progress = Signal()
-        self.at_end: list[Callable[[], None]] = []
+        self.progress = Signal()  # fires when anything has changed
+        self.at_end: list[Callable[[], None]] = []  # called when it is to stop
+        # What is indexed, ``None`` = it is not open at present.
         self.store: IndexStore | None = None
         self.streams = IndexStreams(
             reactor, name, source, endpoint, self.progress, replicas=of_replicas
         )
-        self.fault = IndexFault(name, on_event)
+        self.fault = IndexFault(name, on_event)  # what has ended the last life
         self._vbuckets = SourceVBuckets(reactor, source, self, replica, replicas=of_replicas)
         self._reactor, self._name, self._open_store = reactor, name, open_store
         self._source, self._settings, self._on_event = source, settings, on_event
@@ -617,7 +600,7 @@ class Following:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was told to stop: whoever waits waits in vain."""
+        """Whether it is to stop: all waiting is in vain."""
         return self._stopping
 
     async def stop(self) -> None:
@@ -688,7 +671,7 @@ class Following:
                 self.fault.note(failures[0].value)
 
     async def _until_failed(self, failures: list[Any]) -> None:
-        """Wait for the failure that has stopped the updater: it is told right afterwards."""
+        """Wait for the failure that has stopped the updater: it comes right afterwards."""
         while not failures and not self._stopping:
             await self.progress.wait(self._reactor, RETRY_MAX_S)
 
@@ -776,7 +759,7 @@ class Following:
         """A reader has found a block of a file that cannot be read: it is built again."""
         updater = self._updater
         if updater is None or updater.store.files.current is not file:
-            return  # it is out of use, or was told already
+            return  # it is out of use, or was reported already
 
         def fail() -> None:
             raise error

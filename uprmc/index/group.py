@@ -50,13 +50,10 @@ class Freshness:
     breaks a barrier; the source is asked first then, whether streams run or not.
 
     Rows D16, I02.
-
-    Attributes:
-        runs: how many have been made.
     """
 
     def __init__(self, reactor: Any, following: Following, source: IndexSource) -> None:
-        self.runs = 0
+        self.runs = 0  # how many have been made
         self._reactor, self._following, self._source = reactor, following, source
         self._waiting: list[Deferred[Level | None]] = []
         self._running: list[Deferred[Level | None]] = []
@@ -134,10 +131,6 @@ class Group:
         following: how it follows its source.
         source: what nodes say they have.
         settings: of the index.
-
-    Attributes:
-        design: what is indexed.
-        waiting: requests that wait.
     """
 
     def __init__(
@@ -148,8 +141,8 @@ class Group:
         source: IndexSource,
         settings: IndexSettings,
     ) -> None:
-        self.design, self.following = design, following
-        self.waiting = 0
+        self.design, self.following = design, following  # what is indexed
+        self.waiting = 0  # requests that wait
         self._reactor, self._source, self._settings = reactor, source, settings
         self._freshness = Freshness(reactor, following, source)
 
@@ -428,7 +421,7 @@ class Group:
         return round(there / wanted, 4) if wanted else 1.0
 
     def pending(self) -> int:
-        """Return how many changes the source has, as told last, that are not indexed yet."""
+        """Return how many changes the source had when it answered last that are not indexed yet."""
         there, wanted = self._standing()
         return wanted - there
 

@@ -80,7 +80,7 @@ _AT_ONCE_BYTES = 2 * 1024
 #: What an answer may hold at a time: rows that are made, and those that are not sent yet.
 ANSWER_BYTES = 2 * PIECE_BYTES + UNSENT_MAX_BYTES
 
-#: A document is held as it came, in its row, and in the piece that is sent.
+#: A document is in memory as it came, in its row, and in the piece that is sent.
 _DOCUMENT_COPIES = 3
 
 #: Snapshots that one query takes, when rollbacks cut off what it reads.
@@ -556,7 +556,7 @@ def role_of_views(request: Request) -> Role | None:
     try:
         path = path_parts(request)
     except QueryRefused:
-        path = ()  # it is refused to whoever may come in
+        path = ()  # it is refused to all who may come in
     if is_read:
         return Role.MONITOR if path in (("",), ("metrics",)) else Role.READ
     is_query = request.method == b"POST" and path[1::2] == ("_design", "_view") and len(path) == 5
@@ -684,17 +684,13 @@ class _Channel(LimitedChannel):
 
 
 class ViewsSite(LimitedSite):
-    """The site of an index.
-
-    Attributes:
-        memory: what requests and answers hold.
-    """
+    """The site of an index."""
 
     protocol = _Channel
 
     def __init__(self, root: IResource, reactor: Any, memory: AnswerAccount, **named: Any) -> None:
         super().__init__(root, reactor, account=memory, **named)
-        self.memory = memory
+        self.memory = memory  # what requests and answers hold
         self.requestFactory = _Request
 
 

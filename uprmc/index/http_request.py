@@ -28,7 +28,7 @@ from uprmc.metrics import Metric
 # One account of the memory that requests and answers hold, of all clients together.
 #
 # Each client has limits of its own, and there may be many of them. Who asks for more than is left
-# is refused, and told so; what a client does not read cannot be refused any more, so it is cut off.
+# is refused; what a client does not read cannot be refused any more, so it is cut off.
 # Sizes of what Python makes of a text are estimates.
 
 
@@ -44,17 +44,12 @@ class Reader(Protocol):
 
 
 class AnswerAccount:
-    """See the module docstring. Any thread may use it, but for `note` and `forget`.
-
-    Attributes:
-        limit: bytes.
-        held: bytes that are held.
-        refused: how often something was.
-    """
+    """See the module docstring. Any thread may use it, but for `note` and `forget`."""
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.held = self.refused = 0
+        self.limit = limit  # bytes
+        self.held = 0  # bytes
+        self.refused = 0  # how often something was
         self._lock = threading.Lock()
         self._unread: dict[Reader, Holding] = {}
 
@@ -113,14 +108,10 @@ class AnswerAccount:
 
 
 class Holding:
-    """What one request, or one answer, holds; one thread at a time uses it.
-
-    Attributes:
-        size: in bytes.
-    """
+    """What one request, or one answer, holds; one thread at a time uses it."""
 
     def __init__(self, account: AnswerAccount) -> None:
-        self._account, self.size = account, 0
+        self._account, self.size = account, 0  # in bytes
 
     def set(self, size: int) -> bool:
         """Hold this much; ``False`` = that is too much, and nothing has changed."""

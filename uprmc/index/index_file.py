@@ -141,21 +141,15 @@ class IndexTrees(NamedTuple):
 
 
 class OpenFile:
-    """A file that is open for writing.
-
-    Attributes:
-        path: of it.
-        file: the nodes and headers.
-        reducers: of each view, ``None`` = nothing is reduced.
-        readers: who reads it.
-        headers: how many it has.
-    """
+    """A file that is open for writing."""
 
     def __init__(self, path: Path, file: IndexFile, reducers: Sequence[Reducer | None]) -> None:
-        self.path, self.file, self.reducers = path, file, tuple(reducers)
-        self.readers = FileReaders(file.close)
+        self.path = path
+        self.file = file  # the nodes and headers
+        self.reducers = tuple(reducers)  # of each view, ``None`` = nothing is reduced
+        self.readers = FileReaders(file.close)  # who reads it
         self._first: Header | None = None
-        self.headers = contents_of(file.header).headers
+        self.headers = contents_of(file.header).headers  # how many it has
 
     def first_header(self) -> Header | None:
         """Return the oldest header, ``None`` = there is none; the first call reads them all."""
@@ -280,10 +274,6 @@ class Files:
         stem: what their names begin with.
         reducers: of each view, ``None`` = nothing is reduced.
 
-    Attributes:
-        current: the file in use.
-        old: the one before a compaction, ``None`` = there is none.
-
     Raises:
         OSError: the system refuses.
     """
@@ -303,7 +293,8 @@ class Files:
         for surplus in found[2:]:
             surplus.file.close()
             surplus.path.unlink()
-        self.current = found[0] if found else self._created()
+        self.current = found[0] if found else self._created()  # the file in use
+        # The one before a compaction, ``None`` = there is none.
         self.old = found[1] if len(found) > 1 else None
 
     def _numbers(self) -> list[int]:
@@ -467,17 +458,13 @@ class Snapshot:
     Args:
         view: what was published.
         active: bitmap of the vBuckets whose rows count.
-
-    Attributes:
-        file: which the trees are in.
-        wanted: the same, ``None`` = all rows that are in the trees count.
-        building: nothing is in the trees yet.
     """
 
     def __init__(self, view: PublishedView, active: int) -> None:
-        self._view, self.file = view, view.file
-        self.building = view.building
+        self._view, self.file = view, view.file  # which the trees are in
+        self.building = view.building  # nothing is in the trees yet
         self._active = active
+        # Bitmap of the vBuckets whose rows count, ``None`` = all that are in the trees do.
         self.wanted: int | None = active if view.trees.vbuckets & ~active else None
         self._released = False
 

@@ -49,20 +49,13 @@ class Order(NamedTuple):
 
 
 class MergedRow(NamedTuple):
-    """A row's place, and its text.
+    """A row's place, and its text."""
 
-    Attributes:
-        sort_key: of its key.
-        doc_key: its id; empty for a group.
-        key, value: as JSON; empty unless it is a group.
-        text: the row as it came.
-    """
-
-    sort_key: bytes
-    doc_key: bytes
-    key: bytes
+    sort_key: bytes  # of its key
+    doc_key: bytes  # its id; empty for a group
+    key: bytes  # as JSON; empty unless it is a group
     value: bytes
-    text: bytes
+    text: bytes  # the row as it came
 
 
 class LineSource(Protocol):
@@ -76,24 +69,15 @@ class LineSource(Protocol):
 
 
 class NodeRows:
-    """The rows of one node, of which the first is at hand.
-
-    Attributes:
-        node: its address.
-        head: the first row; ``None`` = there is none left.
-        position: to which of the `keys` it belongs.
-        total_rows: of the view, at this node.
-        update_seq: seqnos by vBucket.
-        errors: what the node could not do.
-    """
+    """The rows of one node, of which the first is at hand."""
 
     def __init__(self, node: str, lines: LineSource, order: Order) -> None:
         self.node, self._lines, self._order = node, lines, order
-        self.head: MergedRow | None = None
-        self.position = 0
-        self.total_rows = 0
-        self.update_seq: Mapping[str, int] = {}
-        self.errors: list[dict[str, str]] = []
+        self.head: MergedRow | None = None  # the first row; ``None`` = there is none left
+        self.position = 0  # to which of the `keys` it belongs
+        self.total_rows = 0  # of the view, at this node
+        self.update_seq: Mapping[str, int] = {}  # seqnos by vBucket
+        self.errors: list[dict[str, str]] = []  # what the node could not do
 
     async def begin(self) -> None:
         """Read up to the first row."""

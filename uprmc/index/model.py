@@ -21,21 +21,13 @@ __all__ = [
 
 
 class IndexedDocument(NamedTuple):
-    """A version of a document, as it came over a stream.
+    """A version of a document, as it came over a stream."""
 
-    Attributes:
-        key: its id, any bytes.
-        vbucket: where it is.
-        seqno: of this version.
-        value: its body, as stored (after decompression).
-        rev, cas, flags, expiry: as stored; `expiry` in seconds of the epoch, 0 = never.
-    """
-
-    key: bytes
-    vbucket: int
-    seqno: int
-    value: bytes
-    rev: int
+    key: bytes  # its id, any bytes
+    vbucket: int  # where it is
+    seqno: int  # of this version
+    value: bytes  # its body, as stored (after decompression)
+    rev: int  # as stored, like what follows; `expiry` in seconds of the epoch, 0 = never
     cas: int
     flags: int
     expiry: int

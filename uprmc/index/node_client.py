@@ -53,7 +53,7 @@ class Lines(Protocol):
     """The body of an answer, as lines."""
 
     def __init__(self) -> None:
-        #: Of what it holds beyond `BUFFER_BYTES`; ``None`` = nobody counts it.
+        #: Of what it holds beyond `BUFFER_BYTES`; ``None`` = it is not counted.
         self.memory: Holding | None = None
         self._lines: deque[bytes] = deque()
         self._part: list[bytes] = []

@@ -216,54 +216,36 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One question to a view, checked.
+    """One question to a view, checked."""
 
-    Attributes:
-        keys: answer for these, one after another, as (value, sort key); ``None`` = for a range.
-        start, end: the range in the direction of reading; ``None`` = open.
-        inclusive_end: whether the range has the rows of its end; that of a single key has.
-        descending: from high to low.
-        limit: most rows; ``None`` = all.
-        skip: rows that are left out first.
-        reduce: rows are reductions.
-        group_level: elements of array keys that make a group; ``None`` = the key as a whole, 0 =
-            all rows are one group.
-        stale: how fresh.
-        at: versions that the answer must contain.
-        stop: an error ends the answer, instead of being listed.
-        timeout_s: longest wait for freshness and for other nodes; ``None`` = as the node is set.
-        include_docs: with the documents as they are now.
-        update_seq: with the seqnos that the answer stands for.
-        new: ask the index that is being built for a changed design.
-        partitions: vBuckets that each node answers for; ``None`` = those that it has.
-        epoch: of the map from which `partitions` was made.
-        merge: the answer is for a merger: reductions are as they are stored, and rows of different
-            `keys` are kept apart by empty lines.
-        signature: of the definition that is expected, as the map says; empty = any.
-        given: the options by name, as JSON values.
-    """
-
+    # Answer for these, one after another, as (value, sort key); ``None`` = for a range.
     keys: tuple[tuple[Any, bytes], ...] | None
-    start: Bound | None
+    start: Bound | None  # the range in the direction of reading; ``None`` = open
     end: Bound | None
-    inclusive_end: bool
-    descending: bool
-    limit: int | None
-    skip: int
-    reduce: bool
+    inclusive_end: bool  # whether the range has the rows of its end; that of a single key has
+    descending: bool  # from high to low
+    limit: int | None  # most rows; ``None`` = all
+    skip: int  # rows that are left out first
+    reduce: bool  # rows are reductions
+    # Elements of array keys that make a group; ``None`` = the key as a whole, 0 = all rows are one
+    # group.
     group_level: int | None
-    stale: Stale
-    at: tuple[Token, ...]
-    stop: bool
+    stale: Stale  # how fresh
+    at: tuple[Token, ...]  # versions that the answer must contain
+    stop: bool  # an error ends the answer, instead of being listed
+    # Longest wait for freshness and for other nodes; ``None`` = as the node is set.
     timeout_s: float | None
-    include_docs: bool
-    update_seq: bool
-    new: bool
+    include_docs: bool  # with the documents as they are now
+    update_seq: bool  # with the seqnos that the answer stands for
+    new: bool  # ask the index that is being built for a changed design
+    # VBuckets that each node answers for; ``None`` = those that it has.
     partitions: Mapping[str, frozenset[int]] | None
-    epoch: int | None
+    epoch: int | None  # of the map from which `partitions` was made
+    # The answer is for a merger: reductions are as they are stored, and rows of different `keys`
+    # are kept apart by empty lines.
     merge: bool
-    signature: str
-    given: Mapping[str, Any]
+    signature: str  # of the definition that is expected, as the map says; empty = any
+    given: Mapping[str, Any]  # the options by name, as JSON values
 
     @classmethod
     def parse(

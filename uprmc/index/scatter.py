@@ -289,11 +289,6 @@ class Attempt:
         ends: when the query's time is over, by that clock.
         timeout_s: a node that sends nothing for this long is given up.
         memory: what answers hold.
-
-    Attributes:
-        order: of rows.
-        rows: of each node whose answer has begun.
-        errors: what went wrong at which node.
     """
 
     def __init__(
@@ -313,8 +308,9 @@ class Attempt:
         self._design, self._view_index = design, view_index
         self._query, self._known, self._timeout_s = query, known, timeout_s
         self._ends, self._common = ends, options
-        self.order = Order(design.options.collation, query.descending, query.reduce)
-        self.rows: list[NodeRows] = []
+        self.order = Order(design.options.collation, query.descending, query.reduce)  # of rows
+        self.rows: list[NodeRows] = []  # of each node whose answer has begun
+        # What went wrong at which node.
         self.errors = [
             {"from": node, "reason": reason}
             for node, reason in known.silent.items()

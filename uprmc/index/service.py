@@ -305,7 +305,7 @@ class Service:
         root: the directory of designs; it is made if need be.
         nodes: the nodes whose documents are indexed.
         settings: of the index.
-        on_event: is told what happens to designs and their indexes.
+        on_event: gets what happens to designs and their indexes.
         now: seconds of the epoch.
     """
 

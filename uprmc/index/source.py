@@ -2,7 +2,7 @@
 
 Streams tell nothing of vBuckets that are not followed yet, so the nodes are asked now and then, and
 when a request cannot wait for that. Asking blocks: it is done in a thread, one question at a time,
-over connections that are kept open. A node that does not answer keeps what it told last.
+over connections that are kept open. A node that does not answer counts as it was before.
 
 Rows I16, I27.
 """
@@ -51,7 +51,7 @@ class SourceNodes:
     places: tuple[str, ...]  # HOST:PORT of their upr listeners
     endpoint: MakeEndpoint = over_tcp  # for streams
     tls: ssl.SSLContext | None = None  # for questions, ``None`` = without TLS
-    credentials: Credentials | None = None  # who logs in, ``None`` = nobody does
+    credentials: Credentials | None = None  # who logs in, ``None`` = without a login
 
 
 def questioning(tls: ssl.SSLContext | None, credentials: Credentials | None) -> KeptConnections:
@@ -90,17 +90,7 @@ class IndexSource:
         poll_s: they are asked this often.
         tls: how to speak to them, ``None`` = without TLS.
         on_change: called when other vBuckets are active or replicas than before.
-        credentials: who logs in to them, ``None`` = nobody.
-
-    Attributes:
-        places, tls, credentials: as given.
-        error: why the node that failed last did, ``""`` = all have answered.
-        rounds: how often all of them were asked. Any thread may read it.
-        version: counts the changes of what they have.
-        active: vBuckets that are active on any of the nodes.
-        replicas: vBuckets that a node has as a replica and none as active.
-        seqnos: the high seqno of each active vBucket, as told last. Any thread may read it.
-        terms: the highest term of each.
+        credentials: who logs in to them, ``None`` = without a login.
     """
 
     def __init__(
@@ -114,12 +104,15 @@ class IndexSource:
     ) -> None:
         self.credentials = credentials
         self.places = list(places)
-        self.error = ""
-        self.rounds = self.version = 0
-        self.active: frozenset[int] = frozenset()
+        self.error = ""  # why the node that failed last did, ``""`` = all have answered
+        self.rounds = 0  # how often all of them were asked; any thread may read it
+        self.version = 0  # counts the changes of what they have
+        self.active: frozenset[int] = frozenset()  # vBuckets that are active on any of the nodes
+        # VBuckets that a node has as a replica and none as active.
         self.replicas: frozenset[int] = frozenset()
+        # The high seqno of each active vBucket, as of the last answer. Any thread may read it.
         self.seqnos: Mapping[int, int] = {}
-        self.terms: Mapping[int, int] = {}
+        self.terms: Mapping[int, int] = {}  # the highest term of each
         self._reactor, self._poll_s, self.tls, self._on_change = reactor, poll_s, tls, on_change
         self._pool = ThreadPool(0, 1, "uprmc-index-source")
         self._connections = questioning(tls, credentials)
@@ -149,7 +142,7 @@ class IndexSource:
 
     @property
     def is_known(self) -> bool:
-        """Whether any node has told what it has."""
+        """Whether any node has said what it has."""
         return bool(self._survey.held)
 
     @property
@@ -214,7 +207,7 @@ class IndexSource:
             self._on_change()
 
     def hear(self, directory: Directory | None) -> bool:
-        """Take what nodes have told the streams just now; returns whether that is all of it.
+        """Take what nodes have said to the streams just now; returns whether that is all of it.
 
         While they are asked here it does not count: what they say then may be older.
         """
@@ -228,7 +221,7 @@ class IndexSource:
             facts, before = directory.facts.get(place), own.facts.get(place)
             if facts is None:
                 own.lost(place, directory.silent[place])
-            else:  # replicas are as they were told last, unless the streams ask for them
+            else:  # replicas are as of the last answer, unless the streams ask for them
                 replicas = facts.replicas or (before.replicas if before is not None else {})
                 replicas = {n: seqno for n, seqno in replicas.items() if n not in facts.active}
                 own.told(place, replace(facts, active=dict(facts.active), replicas=replicas))
@@ -395,7 +388,7 @@ class DocumentReader:
         return [found.get(key) for key in keys]
 
     def _refresh(self) -> None:
-        """Return when all nodes have said anew what they have, or failed to."""
+        """Return when all nodes have said once more what they have, or failed to."""
         self._refreshed.clear()
         if not self._closed:
             self._from_thread(

@@ -75,11 +75,6 @@ class IndexCompaction:
         path: of the copy.
         limit_bytes: of edits that are remembered.
         done: called in the copying thread when it has ended.
-
-    Attributes:
-        header: as given.
-        ratio: which part is copied, from 0 to 1.
-        error: why there will be no copy, empty = nothing is wrong.
     """
 
     def __init__(
@@ -90,7 +85,8 @@ class IndexCompaction:
         limit_bytes: int,
         done: Callable[[], None],
     ) -> None:
-        self.ratio, self.error = 0.0, ""
+        self.ratio = 0.0  # which part is copied, from 0 to 1
+        self.error = ""  # why there will be no copy, empty = nothing is wrong
         self.header = header
         self._file, self._path = file, path
         self._limit_bytes, self._done = limit_bytes, done
@@ -173,22 +169,15 @@ class IndexCompaction:
 
 
 class Compactions:
-    """When the file of an index is compacted: one compaction after the other.
-
-    Attributes:
-        current: what is under way.
-        wanted: one is to begin when that is possible.
-        done: how many files were replaced by their copies.
-        failed: how many others, but for those that a rollback has ended.
-        error: why the last one has failed, empty = it has not.
-    """
+    """When the file of an index is compacted: one compaction after the other."""
 
     def __init__(self, settings: IndexSettings) -> None:
         self._settings = settings
-        self.current: IndexCompaction | None = None
-        self.wanted = False
-        self.done = self.failed = 0
-        self.error = ""
+        self.current: IndexCompaction | None = None  # what is under way
+        self.wanted = False  # one is to begin when that is possible
+        self.done = 0  # how many files were replaced by their copies
+        self.failed = 0  # how many were not, but for those that a rollback has ended
+        self.error = ""  # why the last one has failed, empty = it has not
         self._looked_at = self._live_bytes = 0
 
     @property
@@ -262,15 +251,11 @@ class Compactions:
 
 
 class Standings:
-    """Those of one index; the updater's thread changes them, any thread may ask.
-
-    Attributes:
-        positions: up to where the rows of each vBucket are in the trees.
-        facts: what was learned of each.
-    """
+    """Those of one index; the updater's thread changes them, any thread may ask."""
 
     def __init__(self, positions: Mapping[int, IndexPosition], facts: Mapping[int, Facts]) -> None:
-        self.positions, self.facts = dict(positions), dict(facts)
+        self.positions = dict(positions)  # up to where the rows of each vBucket are in the trees
+        self.facts = dict(facts)  # what was learned of each
 
     def saved(self) -> dict[int, Saved]:
         """Return what the client library continues from."""
@@ -315,13 +300,10 @@ class FirstBuild:
     is loaded, so a build that is interrupted begins again.
 
     Row I01.
-
-    Attributes:
-        documents: versions that have come.
     """
 
     def __init__(self, file: OpenFile, settings: IndexSettings) -> None:
-        self.documents = 0
+        self.documents = 0  # versions that have come
         self._file = file
         self._loader = BulkLoader(file.file, file.reducers, memory_bytes=settings.sort_bytes)
 
@@ -379,15 +361,13 @@ class CountedMaps:
     Args:
         mapper: runs them; it is closed with this.
         errors_max: of the newest errors so many are kept.
-
-    Attributes:
-        calls, errors_total: so far.
-        errors: the last documents whose maps failed: (id, seqno, why).
     """
 
     def __init__(self, mapper: Mapper, errors_max: int) -> None:
         self._mapper = mapper
-        self.calls = self.errors_total = 0
+        self.calls = 0  # documents that were mapped
+        self.errors_total = 0  # those of which a map has failed
+        # The last documents whose maps failed: (id, seqno, why).
         self.errors: deque[tuple[str, int, str]] = deque(maxlen=errors_max)
 
     def map(self, documents: Documents) -> list[Mapped]:
@@ -432,19 +412,6 @@ class IndexStore:
         mapper: runs the maps; the store closes it.
         settings: of the index.
         num_vbuckets: of the bucket, kept in headers.
-
-    Attributes:
-        view: what is published.
-        states: what is done with each vBucket.
-        maps: of the design, counted since the store was opened.
-        docs_mapped: since the index was begun.
-        instance: as what it is registered with nodes, empty = not yet.
-        rollbacks: how often, by kind: ``header``, ``old_file``, ``vbucket``, ``build``.
-        compacting: compactions of its file.
-        may_swap: no rollback is due or can be: all streams were accepted. Any thread may set it.
-        on_work: called in any thread when there is work for when nothing else is to be done.
-        headers_written: how many.
-        header_at: when the last was, on the monotonic clock, or the store was opened.
     """
 
     def __init__(
@@ -458,14 +425,17 @@ class IndexStore:
         self.files = files
         self._signature, self._num_vbuckets = signature, num_vbuckets
         self._settings = settings
-        self.maps = CountedMaps(mapper, settings.map_errors)
+        self.maps = CountedMaps(mapper, settings.map_errors)  # since the store was opened
         self.headers_written = 0
+        # How often, by kind: ``header``, ``old_file``, ``vbucket``, ``build``.
         self.rollbacks: Counter[str] = Counter()
         self.compacting = Compactions(settings)
+        # No rollback is due or can be: all streams were accepted. Any thread may set it.
         self.may_swap = False
         self._cleaning = 0  # of some of their rows are gone
+        # Called in any thread when there is work for when nothing else is to be done.
         self.on_work: Callable[[], None] = _nothing
-        self.header_at = time.monotonic()
+        self.header_at = time.monotonic()  # of the last header, or the opening
         self._since: float | None = None
         self._changes = 0
         self._take(files.header)
@@ -482,13 +452,14 @@ class IndexStore:
         contents = contents_of(header)
         self._standings = Standings(contents.positions, contents.facts)
         self.states, self.docs_mapped = contents.states, contents.docs_mapped
-        self.instance = contents.instance
+        self.instance = contents.instance  # as what it is registered with nodes, empty = not yet
 
     def _publish(self) -> None:
         building = self._build is not None
         positions = {} if building else dict(self._standings.positions)
         facts = dict(self._standings.facts)
         trees, file = self._trees, self.files.current
+        # What other threads may read.
         self.view = PublishedView(
             file, trees, positions, facts, self.states, building, self._course
         )

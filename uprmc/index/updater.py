@@ -41,7 +41,7 @@ class IndexHandler(Handler):
     The handler takes whole batches and lets them queue up to a limit; above it the library waits,
     and with it the node. The state's positions are those of the index file's header. They are saved
     with the trees, so what the library commits here is only what it learned: failover logs, purge
-    seqnos and terms. What nodes are told as durable is what the newest synced header has (rows I26,
+    seqnos and terms. Nodes get as durable what the newest synced header has (rows I26,
     I28).
 
     A rollback is the store's affair. If it cuts its file to an older header, all vBuckets fall
@@ -65,13 +65,9 @@ class IndexHandler(Handler):
 
 
 class IndexState:
-    """A `StateStore` that keeps no ring: positions are in the index file.
+    """A `StateStore` that keeps no ring: positions are in the index file."""
 
-    Attributes:
-        shared: positions inside of a snapshot are saved with the trees.
-    """
-
-    shared = True
+    shared = True  # positions inside of a snapshot are saved with the trees
 
     def __init__(self, updates: Updater) -> None:
         self._updates = updates
@@ -89,7 +85,7 @@ class IndexState:
         trims: Mapping[int, int],
         cuts: Mapping[int, int],
     ) -> None:
-        """See `StateStore.commit`: where the trees stand is told by what they were given."""
+        """See `StateStore.commit`: where the trees stand follows from what they were given."""
         news = {}
         for vbucket, each in saved.items():
             facts = (each.log, each.purge_seqno, each.term)
@@ -150,14 +146,9 @@ class Updater:
         limit_bytes: more is not queued; the library waits.
         batch_changes: most changes that are applied at once.
         on_progress: called when something was applied, a job was done, or a header was written.
-
-    Attributes:
-        store: once `started` has fired.
-        started: fires when the store is open, or fails with why it cannot be.
-        failed: fires with a failure that has ended the thread.
     """
 
-    store: IndexStore
+    store: IndexStore  # once `started` has fired
 
     def __init__(
         self,
@@ -177,11 +168,12 @@ class Updater:
         self._ready = threading.Condition()
         self._queued_bytes = 0
         self._room: Deferred[None] | None = None
-        self._stopping = self._orderly = self._told = False
+        self._stopping = self._orderly = self._has_ended = False
         self._went_back = False
         self._ended: Deferred[None] = Deferred()
+        # Fires when the store is open, or fails with why it cannot be.
         self.started: Deferred[None] = Deferred()
-        self.failed: Deferred[None] = Deferred()
+        self.failed: Deferred[None] = Deferred()  # fires with a failure that has ended the thread
         self.failed.addErrback(lambda failure: failure)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -260,7 +252,7 @@ class Updater:
 
     def _put(self, item: Batch | _Job) -> None:
         with self._ready:
-            if self._told:
+            if self._has_ended:
                 if isinstance(item, _Job) and item.done is not None:
                     item.done.errback(Stopped())
                 return
@@ -380,9 +372,9 @@ class Updater:
 
     def _end(self, failure: Failure | None) -> None:
         with self._ready:
-            if self._told:
+            if self._has_ended:
                 return
-            self._told = True
+            self._has_ended = True
             left = [each for each in self._queue if isinstance(each, _Job) and each.done]
             self._queue.clear()
         self._call(self._tell_end, failure, left)

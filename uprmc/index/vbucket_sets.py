@@ -74,7 +74,7 @@ class Wish(NamedTuple):
 
 
 def follow_source(states: States, at_source: int, kept: int, *, first: bool = False) -> States:
-    """Return what to do after the source has told what it has active.
+    """Return what to do after the source has said what it has active.
 
     Args:
         states: as they are.

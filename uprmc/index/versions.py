@@ -21,11 +21,7 @@ __all__ = ["Documents", "Latest", "bodies", "latest_of"]
 
 
 class Documents(Sequence[IndexedDocument]):
-    """Versions of documents.
-
-    Attributes:
-        keys, vbuckets, values: of each.
-    """
+    """Versions of documents."""
 
     def __init__(
         self,
@@ -35,6 +31,7 @@ class Documents(Sequence[IndexedDocument]):
         batches: Sequence[Batch],
         chosen: Sequence[int] | None,
     ) -> None:
+        # Of each row of them: its key, vBucket and value.
         self.keys, self.vbuckets, self.values = keys, vbuckets, values
         self._batches, self._chosen = batches, chosen
 

@@ -77,9 +77,6 @@ class HttpPost(Sink):
         patience_s: how long a request is repeated before it is an error.
         refused: what to do about a line that the receiver refuses with 4xx: ``stop`` or ``skip``.
 
-    Attributes:
-        skipped: how many lines were left out.
-
     Raises:
         SinkRefused: the URL or a header makes no sense.
     """
@@ -97,7 +94,7 @@ class HttpPost(Sink):
         refused: Refused = "stop",
     ) -> None:
         super().__init__()
-        self.skipped = 0
+        self.skipped = 0  # how many lines were left out
         self._place, self._target, login = _parsed(url)
         self._headers = {"Content-Type": "application/x-ndjson", **login, **(headers or {})}
         _try(self._target, self._headers)

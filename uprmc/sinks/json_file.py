@@ -5,7 +5,7 @@ that belongs to them, written in one transaction after the file was synced. A fi
 cut to that length.
 
 With `rotate_bytes` a file that has grown so large is renamed at the next commit: ``FILE.1`` is the
-oldest. A crash between renaming and the next commit is told by the name being there already.
+oldest. A crash between renaming and the next commit shows by the name that is there already.
 """
 
 from __future__ import annotations

@@ -26,17 +26,14 @@ class SinkRefused(SinkError):
 
 
 class SinkStopped(SinkError):
-    """It was told to stop while it waited for another attempt; nothing is lost."""
+    """It was to stop while it waited for another attempt; nothing is lost."""
 
 
 class Sink(Handler):
-    """A handler that brings changes somewhere else.
+    """A handler that brings changes somewhere else."""
 
-    Attributes:
-        state: positions that are written together with what it is given: each change takes effect
-            exactly once. ``None`` = give the client a state of its own: at least once.
-    """
-
+    # Positions that are written together with what it is given: each change takes effect exactly
+    # once. ``None`` = give the client a state of its own: at least once.
     state: StateStore | None = None
 
     def __init__(self) -> None:
@@ -50,7 +47,7 @@ class Sink(Handler):
         """Let go of files and connections. Closing twice is no error."""
 
     def wait(self, seconds: float) -> None:
-        """Wait before another attempt; raises `SinkStopped` when it is told to stop."""
+        """Wait before another attempt; raises `SinkStopped` when it is to stop."""
         if self.stopping.wait(seconds):
             raise SinkStopped("stopped while the sink was waited for")
 

@@ -32,30 +32,20 @@ _LATER = frozenset({"purged"})
 
 
 class Record(NamedTuple):
-    """One checkpoint of one vBucket.
+    """One checkpoint of one vBucket."""
 
-    Attributes:
-        uuid: the source's history, a vb_uuid.
-        seqno: everything up to here has arrived.
-        snapshot_start, snapshot_end: the snapshot that `seqno` lies in; both are `seqno` at its
-            end.
-        target_uuid: the target's newest history then; 0 = the target has none to tell.
-        target_seqno: its high seqno after that.
-        created: Unix time.
-        clean: 1 = the target has missed no deletion of this vBucket, so that what holds for the
-            source up to `seqno` holds for the target.
-        purged: the source's purge seqno when the link began this vBucket at zero. If it is higher
-            now, the link cannot begin there again and send every deletion.
-    """
-
-    uuid: int
-    seqno: int
-    snapshot_start: int
+    uuid: int  # the source's history, a vb_uuid
+    seqno: int  # everything up to here has arrived
+    snapshot_start: int  # the snapshot that `seqno` lies in; both are `seqno` at its end
     snapshot_end: int
-    target_uuid: int
-    target_seqno: int
-    created: int = 0
+    target_uuid: int  # the target's newest history then; 0 = the target has none to tell
+    target_seqno: int  # its high seqno after that
+    created: int = 0  # Unix time
+    # 1 = the target has missed no deletion of this vBucket, so that what holds for the source up to
+    # `seqno` holds for the target.
     clean: int = 0
+    # The source's purge seqno when the link began this vBucket at zero. If it is higher now, the
+    # link cannot begin there again and send every deletion.
     purged: int = 0
 
 
@@ -164,14 +154,11 @@ def _record(row: dict[str, Any]) -> Record:
 
 
 class CheckpointStore:
-    """Keeps the checkpoints of one link.
-
-    Attributes:
-        records: newest first, by vBucket, of those that were asked for.
-    """
+    """Keeps the checkpoints of one link."""
 
     def __init__(self, bucket: Bucket, link: str, trouble: Callable[[str], None]) -> None:
         """Prepare it; `trouble` is called with what cannot be read."""
+        # Newest first, by vBucket, of those that were asked for.
         self.records: dict[int, Records] = {}
         self._bucket = bucket
         self._link = link.encode()

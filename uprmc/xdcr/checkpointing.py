@@ -1,7 +1,7 @@
-"""The checkpoints of a link: written, told to the target, passed on, and reported as watermarks.
+"""The checkpoints of a link: written, sent to the target, passed on, and reported as watermarks.
 
 A checkpoint is written of a vBucket that has got on. If it lies at the end of a snapshot, the
-target is told, too: it has everything of ours up to there. So others can begin there.
+target gets it, too: it has everything of ours up to there. So others can begin there.
 
 Neighbours: `checkpoint` has the records and their rules, `received` those of others.
 """
@@ -22,7 +22,7 @@ from uprmc.xdcr.target import RECORDS_AT_ONCE, Target, TargetVBucket
 if TYPE_CHECKING:
     from uprmc.xdcr.link import Link
 
-#: Whoever waits for a checkpoint is told after this time what the target has not answered.
+#: A checkpoint that the target has not answered after this time has failed.
 _ANSWER_S = 3.5
 
 #: VBuckets that are looked at in one call of `Checkpointing.pass_on`.
@@ -30,7 +30,7 @@ _LOOKED_AT = 100
 
 
 class _Writing:
-    """What is still waited for until checkpoints are written: nodes, and records told to them."""
+    """What is still waited for until checkpoints are written: nodes, and records sent to them."""
 
     def __init__(self, left: set[str], done: Callable[[str], None]) -> None:
         self.left = left
@@ -90,9 +90,9 @@ class Checkpointing:
         writing: _Writing,
         place: str,
         noted: dict[int, tuple[Shipment, LinkPosition]],
-        held: dict[int, TargetVBucket] | None,
+        found: dict[int, TargetVBucket] | None,
     ) -> None:
-        steps = self._checkpoint_of(writing, place, noted, held)
+        steps = self._checkpoint_of(writing, place, noted, found)
         self._link.slices.run(place, steps, partial(self._done, writing, place, ""))
 
     def _done(self, writing: _Writing, what: str, why: str) -> None:
@@ -101,26 +101,26 @@ class Checkpointing:
         if why:
             writing.failed.append(f"{what.partition(' ')[0]}: {why}")
         if not writing.left:
-            self._tell_done(writing)
+            self._finish(writing)
 
     def _overdue(self, writing: _Writing) -> None:
         if writing.left:
             places = sorted({what.partition(" ")[0] for what in writing.left})
             why = f"no answer for {_ANSWER_S:g} s"
             writing.failed += [f"{place}: {why}" for place in places]
-            self._tell_done(writing)
+            self._finish(writing)
 
-    def _tell_done(self, writing: _Writing) -> None:
+    def _finish(self, writing: _Writing) -> None:
         if writing in self._writings:
             self._writings.discard(writing)
             writing.done("; ".join(dict.fromkeys(writing.failed)))
 
     def close(self) -> None:
-        """Whoever waits is told that nothing more comes."""
+        """End what waits: nothing more comes."""
         for writing in list(self._writings):
             writing.failed.append("the link has ended")
-            self._tell_done(writing)
-        self._tell_renewed()
+            self._finish(writing)
+        self._end_renewal()
 
     def _has_moved(self, number: int, shipment: Shipment) -> bool:
         records = self._link.store.records.get(number, ())
@@ -131,16 +131,16 @@ class Checkpointing:
         writing: _Writing,
         place: str,
         noted: dict[int, tuple[Shipment, LinkPosition]],
-        held: dict[int, TargetVBucket] | None,
+        found: dict[int, TargetVBucket] | None,
     ) -> Iterator[None]:
         """Write the checkpoints of a node; others may run between any two vBuckets."""
         written = failed = 0
-        told: list[tuple[Shipment, dict[str, object]]] = []
+        news: list[tuple[Shipment, dict[str, object]]] = []
         for number, (shipment, position) in noted.items():
             if self._link.shipments.get(number) is not shipment or shipment.place != place:
                 continue  # it has begun again, perhaps further back
             yield
-            theirs = TargetVBucket() if held is None else held.get(number)
+            theirs = TargetVBucket() if found is None else found.get(number)
             newest = 0 if theirs is None else theirs.uuid
             if theirs is None or newest != shipment.target_uuid:
                 failed += 1
@@ -151,12 +151,12 @@ class Checkpointing:
                 self._link.drop([shipment])  # it begins again at the checkpoint before
                 continue
             moved = self._has_moved(number, shipment)
-            if position.is_whole and (moved or not shipment.is_told):
-                shipment.is_told = True
-                told.append((shipment, self._full_record(number, shipment, position)))
-            if len(told) == RECORDS_AT_ONCE:
-                self._tell(writing, place, told)
-                told = []
+            if position.is_whole and (moved or not shipment.is_known_there):
+                shipment.is_known_there = True
+                news.append((shipment, self._full_record(number, shipment, position)))
+            if len(news) == RECORDS_AT_ONCE:
+                self._tell(writing, place, news)
+                news = []
             if moved:
                 shipment.target_seqno = theirs.seqno
                 self._may_pass_on(shipment)
@@ -164,27 +164,28 @@ class Checkpointing:
                     number, shipment.record(position, theirs.seqno, int(self._link.clock.now()))
                 )
                 written += 1
-        self._tell(writing, place, told)
+        self._tell(writing, place, news)
         self._link.counters.checkpoints += bool(written)
         self._link.counters.failed_checkpoints += failed
 
     def _tell(
-        self, writing: _Writing, place: str, told: list[tuple[Shipment, dict[str, object]]]
+        self, writing: _Writing, place: str, news: list[tuple[Shipment, dict[str, object]]]
     ) -> None:
-        """Tell the target records; who is not told now is told with the next checkpoint."""
+        """Send the target records; those that are not sent now go with the next checkpoint."""
         target = next((each for each in self._link.nodes.ready if each.place == place), None)
-        if not told or target is None or Feature.CHECKPOINTS not in target.granted:
+        if not news or target is None or Feature.CHECKPOINTS not in target.granted:
             return
-        shipments, records = [shipment for shipment, _ in told], [record for _, record in told]
+        shipments = [shipment for shipment, _ in news]
+        records = [record for _, record in news]
         what = f"{place} {records[0]['vbucket']}"
         writing.left.add(what)
 
         def done(why: str) -> None:
             for shipment in shipments if why else ():
-                shipment.is_told = False
+                shipment.is_known_there = False
             self._done(writing, what, why)
 
-        target.tell_records(records, done)
+        target.send_records(records, done)
 
     def _full_record(
         self, number: int, shipment: Shipment, position: LinkPosition
@@ -227,9 +228,9 @@ class Checkpointing:
                 moved[number] = None  # it is being asked what it has
             elif self._may_pass_on(shipment):
                 rows.setdefault(target.place, []).extend(self._rows_for(received, target, shipment))
-        for place, told in rows.items():
-            for begin in range(0, len(told), RECORDS_AT_ONCE):
-                targets[place].tell_records(told[begin : begin + RECORDS_AT_ONCE])
+        for place, news in rows.items():
+            for begin in range(0, len(news), RECORDS_AT_ONCE):
+                targets[place].send_records(news[begin : begin + RECORDS_AT_ONCE])
 
     def look_at_all(self) -> None:
         """Look at all vBuckets again: what may be passed on has changed."""
@@ -253,9 +254,9 @@ class Checkpointing:
         upto, mine = shipment.through.seqno, f"{self._link.world.bucket_uuid:032x}"
         rows = []
         for record in due(records, upto, self._link.spec.filter_hash, target.bucket_uuid):
-            if shipment.told.get(record.source) == (record.uuid, record.seqno):
+            if shipment.passed_on.get(record.source) == (record.uuid, record.seqno):
                 continue
-            shipment.told[record.source] = record.uuid, record.seqno
+            shipment.passed_on[record.source] = record.uuid, record.seqno
             row = row_of(record._replace(via=(*record.via, mine)))
             floor = shipment.vbucket.max_deleted_rev
             rows.append({**row, "vbucket": shipment.vbucket.id, "rev_floor": floor})
@@ -283,9 +284,9 @@ class Checkpointing:
             if active.get(number) is vbucket:
                 self._link.register_one(vbucket)
                 self.registered.add(number)
-        self._tell_renewed()
+        self._end_renewal()
 
-    def _tell_renewed(self) -> None:
+    def _end_renewal(self) -> None:
         renewed, self._renewed = self._renewed, []
         for done in renewed:
             done()

@@ -130,15 +130,11 @@ Refused = Callable[[CommandError], None]
 
 
 class Links:
-    """The links of a node.
-
-    Attributes:
-        by_name: the links.
-        is_own: whether a place is a listener of this node.
-    """
+    """The links of a node."""
 
     def __init__(self, world: World) -> None:
-        self.by_name: dict[str, Link] = {}
+        self.by_name: dict[str, Link] = {}  # the links
+        # Whether a place is a listener of this node.
         self.is_own: Callable[[str], bool] = lambda _place: False
         self._due: deque[Link] = deque()
         self._world = world
@@ -242,8 +238,8 @@ class Links:
                 refused(error)
                 return
             link = self.by_name[spec.name] = Link(self._world, spec)
-            told = {"name": spec.name, "id": spec.id}
-            link.register(lambda: self._save(lambda: answered(told)))
+            answer = {"name": spec.name, "id": spec.id}
+            link.register(lambda: self._save(lambda: answered(answer)))
 
         self._world.check(spec, checked)
 
@@ -321,19 +317,19 @@ class Links:
     def _checkpoints(self, given: Mapping[str, Any], answered: Answered, _: Refused) -> None:
         links = [self._find(given)] if given.get("name") else list(self.by_name.values())
         own: list[dict[str, Any]] = []
-        told: list[dict[str, Any]] = []
+        received: list[dict[str, Any]] = []
         numbers, following = self._portion(given, CHECKPOINTS_VBUCKETS)
         for number in numbers:
-            if len(own) + len(told) >= ROWS_AT_ONCE:
+            if len(own) + len(received) >= ROWS_AT_ONCE:
                 following = number
                 break
             own += [row for link in links for row in checkpoints_of(link, (number,))]
-            told += self.received.shown((number,))
+            received += self.received.shown((number,))
         answered(
             {
                 "own": own,
-                "received": [row for row in told if not row["via"]],
-                "transitive": [row for row in told if row["via"]],
+                "received": [row for row in received if not row["via"]],
+                "transitive": [row for row in received if row["via"]],
                 "next": following,
             }
         )
@@ -344,7 +340,7 @@ class Links:
         if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise InvalidArguments("the records are no list of JSON objects")
         for row in rows:
-            with suppress(NotMyVBucket):  # it moves; its new node is told with the next checkpoint
+            with suppress(NotMyVBucket):  # it moves; its new node gets it with the next checkpoint
                 self.received.tell(row)
         answered(len(rows))
 

@@ -49,7 +49,7 @@ class TargetNode:
 
     @property
     def ready(self) -> Target | None:
-        """The connection, if it has told what the node has."""
+        """The connection, if it has said what the node has."""
         return self.target if self.target is not None and self.target.ready else None
 
 
@@ -79,13 +79,13 @@ class TargetNodes:
 
     @property
     def ready(self) -> list[Target]:
-        """Connections that have told what their nodes have."""
+        """Connections that have said what their nodes have."""
         found = [node.ready for node in self._by_place.values()]
         return [target for target in found if target is not None]
 
     @property
     def are_settled(self) -> bool:
-        """Whether each node has told what it has, or has failed."""
+        """Whether each node has said what it has, or has failed."""
         return self._directory.settled
 
     @property
@@ -207,7 +207,7 @@ class TargetNodes:
             target.survey()
 
     def unfit(self, target: Target) -> str:
-        """Take what a node has told; return why it can be no target, empty = it can.
+        """Take what a node has said; return why it can be no target, empty = it can.
 
         The nodes of its cluster map are dialled, too.
         """
@@ -229,12 +229,12 @@ class TargetNodes:
                     f"{directory.vbuckets}: a link needs the same number at both ends"
                 )
             self._meet()
-        if target.held is None:  # it does not say which: it may have any
+        if target.active is None:  # it does not say which: it may have any
             has = NodeHoldings(dict.fromkeys(range(directory.vbuckets), (0, 0)))
         else:
             has = NodeHoldings(
-                {number: (held.seqno, held.term) for number, held in target.held.items()},
-                logs={number: held.log for number, held in target.held.items() if held.log},
+                {number: (each.seqno, each.term) for number, each in target.active.items()},
+                logs={number: each.log for number, each in target.active.items() if each.log},
             )
         directory.told(target.place, has)
         return ""

@@ -1,6 +1,6 @@
 """Checkpoints that this node has as a target: of links that end here, and of links further away.
 
-A **full record** says that everything up to a seqno of a source is here: its link has told so. The
+A **full record** says that everything up to a seqno of a source is here: its link has said so. The
 node adds how far its own vBucket was then. When a link of this node has brought its target to that
 point, it passes the record on, and the target keeps it as a **transitive record**: it, too, has
 everything of that source up to there. A link from that source to the target may begin there.
@@ -41,33 +41,27 @@ _VERSION = 1
 _TEXT_MAX = 128
 
 
-class ToldRecord(NamedTuple):
-    """One record.
+class ReceivedRecord(NamedTuple):
+    """One record."""
 
-    Attributes:
-        source: bucket uuid of the source, 32 hex digits.
-        uuid, seqno: everything up to this seqno of the source's history is here.
-        filter_hash: of what the link leaves out; records of other filters do not count.
-        link, session: ids of the link, and of its run.
-        via: bucket uuids of the nodes that passed it on, the first one first; none = a full record.
-        here_uuid, here_seqno: this vBucket's newest history and high seqno when it was told.
-    """
-
-    source: str
-    uuid: int
+    source: str  # bucket uuid of the source, 32 hex digits
+    uuid: int  # everything up to this seqno of the source's history is here
     seqno: int
-    filter_hash: str
-    link: str = ""
+    filter_hash: str  # of what the link leaves out; records of other filters do not count
+    link: str = ""  # ids of the link, and of its run
     session: str = ""
+    # Bucket uuids of the nodes that passed it on, the first one first; none = a full record.
     via: tuple[str, ...] = ()
-    here_uuid: int = 0
+    here_uuid: int = 0  # this vBucket's newest history and high seqno when it came
     here_seqno: int = 0
 
 
 _by_seqno_here = attrgetter("here_seqno")
 
 
-def with_record(records: Iterable[ToldRecord], record: ToldRecord, most: int) -> list[ToldRecord]:
+def with_record(
+    records: Iterable[ReceivedRecord], record: ReceivedRecord, most: int
+) -> list[ReceivedRecord]:
     """Return records with one more, which takes the place of those that it makes superfluous.
 
     Of more than `most` the oldest are left out.
@@ -81,11 +75,11 @@ def with_record(records: Iterable[ToldRecord], record: ToldRecord, most: int) ->
     return sorted(kept, key=_by_seqno_here)[-most:]
 
 
-def _of(record: ToldRecord) -> tuple[str, str, bool]:
+def _of(record: ReceivedRecord) -> tuple[str, str, bool]:
     return record.source, record.link, bool(record.via)
 
 
-def _supersedes(record: ToldRecord, other: ToldRecord) -> bool:
+def _supersedes(record: ReceivedRecord, other: ReceivedRecord) -> bool:
     """A record of the same pair; a full record also removes transitive ones of its source."""
     if (record.source, record.filter_hash) != (other.source, other.filter_hash):
         return False
@@ -98,13 +92,15 @@ def _supersedes(record: ToldRecord, other: ToldRecord) -> bool:
     )
 
 
-def is_valid(record: ToldRecord, log: Entries, high_seqno: int) -> bool:
+def is_valid(record: ReceivedRecord, log: Entries, high_seqno: int) -> bool:
     """Tell whether a vBucket with this failover log has not lost what a record says."""
     ends = ends_of_branches([FailoverEntry(*each) for each in log], high_seqno)
     return record.here_seqno <= ends.get(record.here_uuid, -1)
 
 
-def due(records: list[ToldRecord], upto: int, filter_hash: str, skip: str) -> list[ToldRecord]:
+def due(
+    records: list[ReceivedRecord], upto: int, filter_hash: str, skip: str
+) -> list[ReceivedRecord]:
     """Return the newest record of each source that a target has passed.
 
     Args:
@@ -113,7 +109,7 @@ def due(records: list[ToldRecord], upto: int, filter_hash: str, skip: str) -> li
         filter_hash: of the link to the target.
         skip: bucket uuid of the target, which needs no records of itself.
     """
-    found: dict[str, ToldRecord] = {}
+    found: dict[str, ReceivedRecord] = {}
     for record in records[: bisect_right(records, upto, key=_by_seqno_here)]:
         known = skip in (record.source, *record.via) or len(record.via) >= VIA_MAX
         if record.filter_hash == filter_hash and not known:
@@ -124,21 +120,21 @@ def due(records: list[ToldRecord], upto: int, filter_hash: str, skip: str) -> li
 # --- as documents and on the wire ---------------------------------------------------------------
 
 
-def encode(records: Iterable[ToldRecord]) -> bytes | None:
+def encode(records: Iterable[ReceivedRecord]) -> bytes | None:
     """Return the local document of a vBucket, ``None`` for no records."""
     rows = [row_of(record) for record in records]
     document = {"version": _VERSION, "records": rows}
     return json.dumps(document, separators=(",", ":")).encode() if rows else None
 
 
-def decode(document: bytes | None) -> list[ToldRecord]:
+def decode(document: bytes | None) -> list[ReceivedRecord]:
     """Read it back; raises `ValueError`, one line, for what this module has not written."""
     if document is None:
         return []
-    return read_versioned(document, _VERSION, lambda found: [*map(told_of, found["records"])])
+    return read_versioned(document, _VERSION, lambda found: [*map(record_of, found["records"])])
 
 
-def row_of(record: ToldRecord) -> dict[str, Any]:
+def row_of(record: ReceivedRecord) -> dict[str, Any]:
     """Return a record as JSON has it."""
     return {
         "source_bucket_uuid": record.source,
@@ -153,7 +149,7 @@ def row_of(record: ToldRecord) -> dict[str, Any]:
     }
 
 
-def told_of(row: Mapping[str, Any]) -> ToldRecord:
+def record_of(row: Mapping[str, Any]) -> ReceivedRecord:
     """Read a record; raises `InvalidArguments` if it is none."""
     try:
         texts = [row[name] for name in ("source_bucket_uuid", "filter_hash", "link_id")]
@@ -168,25 +164,23 @@ def told_of(row: Mapping[str, Any]) -> ToldRecord:
         raise InvalidArguments("a record has a text or a number that is out of range")
     source, filter_hash, link, session = texts[:4]
     uuid, seqno, here_uuid, here_seqno = numbers
-    return ToldRecord(source, uuid, seqno, filter_hash, link, session, via, here_uuid, here_seqno)
+    return ReceivedRecord(
+        source, uuid, seqno, filter_hash, link, session, via, here_uuid, here_seqno
+    )
 
 
 # --- of a node ----------------------------------------------------------------------------------
 
 
 class ReceivedRecords:
-    """The records of a node.
-
-    Attributes:
-        trouble: called with what cannot be read.
-        changes: rises with each record that comes.
-    """
+    """The records of a node."""
 
     def __init__(self, bucket: Bucket, trouble: Callable[[str], None]) -> None:
-        self.changes = 0
+        """Begin with none; `trouble` is called with what cannot be read."""
+        self.changes = 0  # rises with each record that comes
         self._bucket = bucket
         self._trouble = trouble
-        self._records: dict[int, list[ToldRecord]] = {}
+        self._records: dict[int, list[ReceivedRecord]] = {}
 
     def load(self) -> None:
         """Read what is stored; call it once, after warm-up."""
@@ -200,7 +194,7 @@ class ReceivedRecords:
                 self._records[number] = sorted(records, key=_by_seqno_here)
 
     def tell(self, row: Mapping[str, Any]) -> None:
-        """Keep a record that a link has told.
+        """Keep a record that a link has sent.
 
         Raises:
             InvalidArguments: it is none.
@@ -210,7 +204,7 @@ class ReceivedRecords:
         vbucket = self._bucket.active.get(number) if isinstance(number, int) else None
         if vbucket is None:
             raise NotMyVBucket(number)
-        record = told_of(row)._replace(
+        record = record_of(row)._replace(
             here_uuid=vbucket.failover_log[0].uuid, here_seqno=vbucket.high_seqno
         )
         if record.via:
@@ -221,7 +215,7 @@ class ReceivedRecords:
         self.changes += 1
         self._bucket.flusher.keep_local(_name(vbucket.id), partial(self._document, vbucket.id))
 
-    def valid(self, vbucket: VBucket) -> list[ToldRecord]:
+    def valid(self, vbucket: VBucket) -> list[ReceivedRecord]:
         """Return the records of a vBucket that are true of its present history, in order."""
         log, high = vbucket.failover_log, vbucket.high_seqno
         records = self._records.get(vbucket.id, ())
@@ -238,7 +232,7 @@ class ReceivedRecords:
         Args:
             numbers: of the vBuckets.
             source: those of other sources are left out; empty = none are.
-            histories: by vBucket, vb_uuids whose records are not left out, whoever told them.
+            histories: by vBucket, vb_uuids whose records are not left out, whatever they are of.
         """
         return [
             {"vbucket": number, **row_of(record)}

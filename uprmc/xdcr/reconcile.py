@@ -331,8 +331,8 @@ class _UntilDurable:
             self._clock.monotonic(),
             patience_s=link.bucket.settings.kv.persistence_timeout_s,
         )
-        held = None if target.held is None else target.held.get(number)
-        self._uuid = 0 if held is None else held.uuid
+        there = None if target.active is None else target.active.get(number)
+        self._uuid = 0 if there is None else there.uuid
         self._upto = 0
         if self._uuid:
             self._ask()
@@ -479,7 +479,7 @@ class Reconciliation:
         self._target = target
         self._purged = vbucket.purge_seqno
         self._ours = ends_of_branches(self._log, vbucket.high_seqno)
-        history = 0 if target.held is None else target.held[number].uuid
+        history = 0 if target.active is None else target.active[number].uuid
         self._tally.begin(history, dry_run=self.dry_run)
         self._read(target.place, number)
 

@@ -54,7 +54,7 @@ class Resuming:
         self._asking = Backoff(_LOOK_S, settings.redial_max_s)
         self._absent: list[int] = []  # no node had them when all were asked last
         self._why = ""  # of one of them
-        self._told: dict[int, tuple[int, int]] = {}  # the newest branch that was told
+        self._reported: dict[int, tuple[int, int]] = {}  # the newest branch that was reported
 
     # --- which node -----------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ class Resuming:
         link.drop([s for s in link.shipments.values() if s.vbucket.id not in active])
 
     def place(self) -> None:
-        """Begin what has no stream, as soon as all nodes have told what they have."""
+        """Begin what has no stream, as soon as all nodes have said what they have."""
         link = self._link
         if link.may_send and link.nodes.are_settled and link.nodes.ready:
             link.slices.run("place", self._placements())
@@ -102,8 +102,8 @@ class Resuming:
         for number in doubted & link.shipments.keys():
             shipment = link.shipments[number]
             target, _ = link.nodes.holder(number)
-            held = None if target is None or target.held is None else target.held.get(number)
-            uuid = 0 if held is None else held.uuid
+            theirs = None if target is None or target.active is None else target.active.get(number)
+            uuid = 0 if theirs is None else theirs.uuid
             if target is None or (target.place, uuid) != (shipment.place, shipment.target_uuid):
                 link.drop([shipment])
 
@@ -142,15 +142,15 @@ class Resuming:
         number = vbucket.id
         if number in self._link.stopped and self._link.two_way:
             return
-        held = TargetVBucket() if target.held is None else target.held[number]
-        memory, candidates = self._memory(vbucket, held), self._candidates(number, held)
+        theirs = TargetVBucket() if target.active is None else target.active[number]
+        memory, candidates = self._memory(vbucket, theirs), self._candidates(number, theirs)
         echo = SEQNO_MAX if memory is None else self._link.echoes[number]
-        again = echo <= held.purged  # deletions that were not sent back are needed there by now
+        again = echo <= theirs.purged  # deletions that were not sent back are needed there by now
         if memory is not None and not again:
             candidates = [memory, *candidates]
         forwards = memory is None and not candidates
         if forwards and number not in self.reconciled:
-            candidates = self._transitive(vbucket, held, target)
+            candidates = self._transitive(vbucket, theirs, target)
         began: list[StreamState] = []
         purged = False
 
@@ -165,7 +165,7 @@ class Resuming:
 
         try:
             record, lowest = checkpoint.acceptable(candidates, rolled_back_to)
-            if record is None and self._has_missed(vbucket, held):
+            if record is None and self._has_missed(vbucket, theirs):
                 self._stop(vbucket)
                 return
             if record is None:
@@ -179,7 +179,7 @@ class Resuming:
             vbucket,
             target.place,
             began[0],
-            (held.uuid, held.seqno),
+            (theirs.uuid, theirs.seqno),
             through,
             self._link.moved,
             self._link.debts,
@@ -187,14 +187,14 @@ class Resuming:
         self._link.moved[number] = None
         shipment.tells_origins = Feature.ORIGINS in target.granted
         shipment.tells_expirations = Feature.TERMS in target.granted
-        shipment.clean = self._is_clean(vbucket, record, held)
+        shipment.clean = self._is_clean(vbucket, record, theirs)
         shipment.purged = self._link.purged_before(vbucket)
-        shipment.theirs_purged = held.purged
+        shipment.theirs_purged = theirs.purged
         if memory is not None and again and _has(vbucket, memory):
             shipment.arrived = memory.seqno
         elif memory is not None and record is memory and echo != SEQNO_MAX:
             shipment.note_echo(memory.seqno, echo)
-        shipment.theirs = ends_of_branches(held.log, SEQNO_MAX)  # its newest history goes on
+        shipment.theirs = ends_of_branches(theirs.log, SEQNO_MAX)  # its newest history goes on
         self._link.memory.pop(number, None)
         self._link.stopped.discard(number)
         self.reconciled.pop(number, None)
@@ -204,22 +204,22 @@ class Resuming:
             self._has_forwarded = True
         if lowest is not None and not purged and not forwards:
             sent = max((record.seqno for record in candidates), default=0)
-            self._tell_branch(vbucket, sent, max(lowest, through.seqno))
+            self._report_branch(vbucket, sent, max(lowest, through.seqno))
         else:
-            self._tell_branch(vbucket, *self._lost_of_others(vbucket, target))
+            self._report_branch(vbucket, *self._lost_of_others(vbucket, target))
 
     def _lost_of_others(self, vbucket: VBucket, target: Target) -> tuple[int, int]:
         """Return up to where the target has a history that has ended here, and where it has ended.
 
         This node was a replica of the one that had sent it, and has not got everything of it. Once
-        the link has a checkpoint in a history that began later, this was told.
+        the link has a checkpoint in a history that began later, this was reported.
         """
         number, log = vbucket.id, vbucket.failover_log
         ends = ends_of_branches(log, vbucket.high_seqno)
         written = self._link.store.known(number)
         newer = set[int]()
         for uuid in ends:
-            lost = [told.seqno for told in target.others.get(number, ()) if told.uuid == uuid]
+            lost = [known.seqno for known in target.others.get(number, ()) if known.uuid == uuid]
             if any(record.seqno and record.uuid in newer for record in written):
                 break
             if newer and lost and max(lost) > ends[uuid]:
@@ -228,7 +228,7 @@ class Resuming:
         return 0, 0
 
     def _is_clean(
-        self, vbucket: VBucket, record: Record | None, held: TargetVBucket
+        self, vbucket: VBucket, record: Record | None, theirs: TargetVBucket
     ) -> bool | None:
         """Tell whether the target has missed no deletion; ``None`` = not known before a snapshot.
 
@@ -237,11 +237,11 @@ class Resuming:
         """
         if record is not None:
             return bool(record.clean)
-        if not held.seqno:
+        if not theirs.seqno:
             return True
         return None if not vbucket.purge_seqno else False
 
-    def _has_missed(self, vbucket: VBucket, held: TargetVBucket) -> bool:
+    def _has_missed(self, vbucket: VBucket, theirs: TargetVBucket) -> bool:
         """Tell whether documents that were deleted may come back if a vBucket begins at zero.
 
         What was purged since the link began at zero may still be at the target.
@@ -251,7 +251,7 @@ class Resuming:
             return False
         known = self.reconciled.get(vbucket.id)
         before = self._link.purged_before(vbucket) if known is None else known
-        return self._link.two_way and bool(held.seqno) and vbucket.purge_seqno > before
+        return self._link.two_way and bool(theirs.seqno) and vbucket.purge_seqno > before
 
     def _stop(self, vbucket: VBucket) -> None:
         """Send nothing of a vBucket until it is reconciled; no more deletions are purged."""
@@ -273,30 +273,30 @@ class Resuming:
             self._link.stopped.discard(number)
             self.reconciled[number] = purged
 
-    def _candidates(self, number: int, held: TargetVBucket) -> list[Record]:
+    def _candidates(self, number: int, theirs: TargetVBucket) -> list[Record]:
         """Return the records that the target still has, the most advanced first."""
         if number in self.reconciled:
             return []
         records = self._link.store.known(number)
-        return checkpoint.at_target(records, held.log, held.seqno)
+        return checkpoint.at_target(records, theirs.log, theirs.seqno)
 
-    def _memory(self, vbucket: VBucket, held: TargetVBucket) -> Record | None:
+    def _memory(self, vbucket: VBucket, theirs: TargetVBucket) -> Record | None:
         """Return where the stream before has ended, if both ends still have all of that."""
         memory = self._link.memory.get(vbucket.id)
         if vbucket.id in self.reconciled or memory is None:
             return None
-        if memory.target_uuid != held.uuid:
+        if memory.target_uuid != theirs.uuid:
             return None
         return memory
 
-    def _transitive(self, vbucket: VBucket, held: TargetVBucket, target: Target) -> list[Record]:
+    def _transitive(self, vbucket: VBucket, theirs: TargetVBucket, target: Target) -> list[Record]:
         """Return where others have brought the target, the most advanced place first."""
         filter_hash = self._link.spec.filter_hash
         found = [
-            Record(told.uuid, told.seqno, told.seqno, told.seqno, held.uuid, told.here_seqno)
-            for told in target.records.get(vbucket.id, ())
-            if told.filter_hash == filter_hash and told.seqno >= vbucket.purge_seqno
-            if self._link.spec.passes_on or not told.via
+            Record(known.uuid, known.seqno, known.seqno, known.seqno, theirs.uuid, known.here_seqno)
+            for known in target.records.get(vbucket.id, ())
+            if known.filter_hash == filter_hash and known.seqno >= vbucket.purge_seqno
+            if self._link.spec.passes_on or not known.via
         ]
         return sorted(found, key=lambda record: record.seqno, reverse=True)
 
@@ -312,12 +312,12 @@ class Resuming:
         self._link.reading.report(vbucket.id, whole, record.uuid if whole else 0, meta)
         return self._link.reading.begin(vbucket, start)
 
-    def _tell_branch(self, vbucket: VBucket, sent: int, agreed: int) -> None:
+    def _report_branch(self, vbucket: VBucket, sent: int, agreed: int) -> None:
         """Say what was sent and is not in the source's history any more, once in this life."""
-        told = self._told.get(vbucket.id)
-        if sent <= agreed or told == (vbucket.failover_log[0].uuid, sent):
+        said = self._reported.get(vbucket.id)
+        if sent <= agreed or said == (vbucket.failover_log[0].uuid, sent):
             return
-        self._told[vbucket.id] = vbucket.failover_log[0].uuid, sent
+        self._reported[vbucket.id] = vbucket.failover_log[0].uuid, sent
         fields: dict[str, object] = {
             "link": self._link.spec.name,
             "vbucket": vbucket.id,

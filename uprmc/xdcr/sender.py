@@ -192,16 +192,18 @@ def ship(
                 continue
         elif seqno <= arrived:
             continue
-        told = origin if shipment.tells_origins else b""
+        sent_origin = origin if shipment.tells_origins else b""
         if end:
             rest = data[position + _BODY_AT : end]
             meta = (flags, expiry, rev, cas)
             datatype = place >> 16 & 0xFF
-            frame = set_frame(vbucket, windows.opaque, rest, len(key), meta, datatype, told)
+            frame = set_frame(vbucket, windows.opaque, rest, len(key), meta, datatype, sent_origin)
             looked_up = len(rest) - len(key) > rules.optimistic_bytes
         else:
             tells = expired and shipment.tells_expirations
-            frame = delete_frame(vbucket, windows.opaque, key, (rev, cas), told, expired=tells)
+            frame = delete_frame(
+                vbucket, windows.opaque, key, (rev, cas), sent_origin, expired=tells
+            )
         if len(window.frames) >= limit or window.bytes + len(frame) > most_bytes:
             if index > first:
                 shipment.sent(window, position_in(snapshot, batch.seqnos[index - 1]))

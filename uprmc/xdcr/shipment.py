@@ -141,7 +141,7 @@ class Debts:
 
     @property
     def why(self) -> str:
-        """What people are told; empty = there is none."""
+        """What people see; empty = there is none."""
         if not self.count:
             return ""
         number, key, debt = next(iter(self))
@@ -176,17 +176,18 @@ class Shipment:
 
     __slots__ = (
         "_all_debts",
+        "_behind",
         "_echo",
         "_echoes",
-        "_held",
         "_under_way",
         "arrived",
         "clean",
         "dead",
         "debts",
         "front",
-        "is_told",
+        "is_known_there",
         "moved",
+        "passed_on",
         "place",
         "purged",
         "stream",
@@ -197,7 +198,6 @@ class Shipment:
         "theirs",
         "theirs_purged",
         "through",
-        "told",
         "vbucket",
     )
 
@@ -222,22 +222,22 @@ class Shipment:
         self.front = through  # and up to here everything but the debts
         self.debts: dict[bytes, Debt] = {}  # what the target refuses, by key
         self._all_debts = debts
-        self._held: deque[tuple[set[bytes], LinkPosition]] = deque()  # positions behind debts
+        self._behind: deque[tuple[set[bytes], LinkPosition]] = deque()  # positions behind debts
         # Histories of the target, each with its last seqno: what was first accepted there is not
         # sent back.
         self.theirs: dict[int, int] = {}
         self.tells_origins = self.tells_expirations = False  # the target knows these
         # Whether the target misses no deletion; ``None`` = the first snapshot will show.
         self.clean: bool | None = None
-        self.told: dict[str, tuple[int, int]] = {}  # by source, the newest record passed on
+        self.passed_on: dict[str, tuple[int, int]] = {}  # by source, the newest record passed on
         self.purged = 0  # see `Record`
         self.theirs_purged = 0  # up to where the target had purged deletions, as of the last answer
         # What came up to here has arrived before; only deletions that came from the target are read
         # again, because it has purged them.
         self.arrived = 0
         self.dead = False  # nothing of it counts any more
-        # The target knows the newest checkpoint that is the end of a snapshot, or is being told.
-        self.is_told = False
+        # The target knows the newest checkpoint that is the end of a snapshot, or is being sent it.
+        self.is_known_there = False
         self._under_way: deque[tuple[LinkWindow, LinkPosition, int]] = deque()
         self._echo = SEQNO_MAX
         self._echoes: list[tuple[int, int]] = []
@@ -253,16 +253,16 @@ class Shipment:
             window.arrivals.append(self._arrived)
 
     def _arrived(self, _: LinkWindow) -> None:
-        under_way, held = self._under_way, self._held
+        under_way, behind = self._under_way, self._behind
         while under_way and not under_way[0][0].open:
             window, self.front, echo = under_way.popleft()
             if echo != SEQNO_MAX:
                 self.note_echo(self.front.seqno, echo)
             owed = {key for key, debt in self.debts.items() if debt.window is window}
             if owed:
-                held.append((owed, self.front))
-            elif held:
-                held[-1] = (held[-1][0], self.front)
+                behind.append((owed, self.front))
+            elif behind:
+                behind[-1] = (behind[-1][0], self.front)
             else:
                 self.through = self.front
             for key in [k for k, debt in self.debts.items() if debt.replaced_in is window]:
@@ -289,12 +289,12 @@ class Shipment:
     def paid(self, key: bytes) -> None:
         """A debt is none any more: the version is accepted, replaced, or given up."""
         self._all_debts.remove(self.vbucket.id, key, self.debts)
-        held = self._held
-        for owed, _ in held:
+        behind = self._behind
+        for owed, _ in behind:
             owed.discard(key)
-        if held and not held[0][0]:
-            while held and not held[0][0]:
-                _, self.through = held.popleft()
+        if behind and not behind[0][0]:
+            while behind and not behind[0][0]:
+                _, self.through = behind.popleft()
             self.moved[self.vbucket.id] = None
 
     def end(self) -> None:

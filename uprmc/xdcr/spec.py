@@ -178,32 +178,22 @@ DEFAULTS = LinkSettings()
 
 @dataclass(frozen=True, slots=True)
 class LinkSpec:
-    """One link.
+    """One link."""
 
-    Attributes:
-        name: chosen by the operator; unique on this node.
-        id: made once, for life.
-        to: HOST:PORT of nodes of the target, separated by commas.
-        filter_key: send only keys in which this regular expression of RE2 is found; empty = all.
-            A kept one may be none: then the link does not run.
-        settings: how it sends.
-        tls_ca: PEM file of whom to trust; empty = no TLS.
-        user, password_file: who to log in as, and where the password is read from; empty = nobody.
-        mixed: names the time since a filter of deletions or expirations was changed; what arrived
-            before it went through another one.
-        paused: nothing is sent until it is resumed.
-    """
-
-    name: str
-    id: str
-    to: str
+    name: str  # chosen by the operator; unique on this node
+    id: str  # made once, for life
+    to: str  # HOST:PORT of nodes of the target, separated by commas
+    # Send only keys in which this regular expression of RE2 is found; empty = all. A kept one may
+    # be none: then the link does not run.
     filter_key: str = ""
-    settings: LinkSettings = DEFAULTS
-    tls_ca: str = ""
-    user: str = ""
+    settings: LinkSettings = DEFAULTS  # how it sends
+    tls_ca: str = ""  # PEM file of whom to trust; empty = no TLS
+    user: str = ""  # who to log in as, and where the password is read from; empty = without a login
     password_file: str = ""
+    # Names the time since a filter of deletions or expirations was changed; what arrived before it
+    # went through another one.
     mixed: str = ""
-    paused: bool = False
+    paused: bool = False  # nothing is sent until it is resumed
 
     @property
     def places(self) -> tuple[str, ...]:

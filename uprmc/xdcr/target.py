@@ -43,7 +43,7 @@ from uprmc.remote.history import read_log
 from uprmc.remote.login import Login
 from uprmc.remote.requests import IN_TIME
 from uprmc.xdcr.frames import read_meta
-from uprmc.xdcr.received import ToldRecord, told_of
+from uprmc.xdcr.received import ReceivedRecord, record_of
 from uprmc.xdcr.windows import Item, Windows
 
 if TYPE_CHECKING:
@@ -313,15 +313,15 @@ class Target(TargetSession):
         self.ready = False  # it has said what it has
         self.drained = False  # see `ports.Draining`
         self.map: ClusterMap | None = None  # ``None`` = it has none
-        self.held: dict[int, TargetVBucket] | None = {}  # ``None`` = it does not say which
+        self.active: dict[int, TargetVBucket] | None = {}  # ``None`` = it does not say which
         self.bucket_uuid = ""  # of its data, 32 hex digits; empty = it does not say
         self.policy = ""  # how it resolves conflicts, as Couchbase names it; empty likewise
-        self.records: dict[int, list[ToldRecord]] = {}  # checkpoints of our source, by vBucket
+        self.records: dict[int, list[ReceivedRecord]] = {}  # checkpoints of our source, by vBucket
         #: Those of other sources that share a history with ours: this node was their replica.
-        self.others: dict[int, list[ToldRecord]] = {}
+        self.others: dict[int, list[ReceivedRecord]] = {}
         self.links: int | None = None  # how many it has itself; ``None`` = it does not say
         self._purged: dict[int, int] = {}
-        self._untold: set[str] = set()
+        self._awaited: set[str] = set()
         self._link, self._sender = link, link.sender
         settings = link.bucket.settings
         self.windows = Windows(self._sender.settled, settings.xdcr)
@@ -333,11 +333,11 @@ class Target(TargetSession):
     def survey(self) -> None:
         """Ask what the node has; `Link.surveyed` is called when it has said so."""
         self.ready = False
-        self._untold = {"seqnos"}
+        self._awaited = {"seqnos"}
         self._ask(Opcode.GET_CLUSTER_CONFIG, self._mapped)
         self._ask(Opcode.STAT, self._statistic)
         if Feature.CHECKPOINTS in self.granted:
-            self._untold.add("records")
+            self._awaited.add("records")
             self._ask_for_records({}, 0)
         self.ask_for_links()
         self.ask_seqnos(self._surveyed)
@@ -352,7 +352,7 @@ class Target(TargetSession):
         if reply.key == _POLICY_KEY:
             self.policy = reply.value.decode("latin-1")
 
-    def _ask_for_records(self, found: dict[int, list[ToldRecord]], first: int) -> None:
+    def _ask_for_records(self, found: dict[int, list[ReceivedRecord]], first: int) -> None:
         active = self._link.bucket.active
         histories = {
             number: [str(entry.uuid) for entry in active[number].failover_log[:_HISTORIES]]
@@ -364,16 +364,16 @@ class Target(TargetSession):
         self._ask(Opcode.XDCR, partial(self._recorded, found, first), key=b"records", value=asked)
 
     def _recorded(
-        self, found: dict[int, list[ToldRecord]], first: int, reply: ResponseFrame
+        self, found: dict[int, list[ReceivedRecord]], first: int, reply: ResponseFrame
     ) -> None:
         """Take the checkpoints of some vBuckets, and ask for those of the next ones."""
         following = None
         if reply.status == Status.SUCCESS:
             try:
-                told = json.loads(reply.value)
-                for row in told["records"]:
-                    found.setdefault(int(row["vbucket"]), []).append(told_of(row))
-                following = told["next"]
+                answer = json.loads(reply.value)
+                for row in answer["records"]:
+                    found.setdefault(int(row["vbucket"]), []).append(record_of(row))
+                following = answer["next"]
             except (ValueError, TypeError, KeyError, InvalidArguments):
                 found.clear()
         if isinstance(following, int) and first < following < VBUCKETS_MAX:
@@ -381,12 +381,12 @@ class Target(TargetSession):
             return
         self.records, self.others = (
             {
-                number: [each for each in told if (each.source == self._source) is ours]
-                for number, told in found.items()
+                number: [each for each in answer if (each.source == self._source) is ours]
+                for number, answer in found.items()
             }
             for ours in (True, False)
         )
-        self._has_told("records")
+        self._has_said("records")
 
     def ask_for_links(self) -> None:
         """Ask whether the node has links itself; the answer is in `links`."""
@@ -399,10 +399,10 @@ class Target(TargetSession):
             with suppress(ValueError, TypeError):
                 self.links = len(json.loads(reply.value))
 
-    def tell_records(
+    def send_records(
         self, rows: Sequence[Mapping[str, Any]], done: Callable[[str], None] = lambda _: None
     ) -> None:
-        """Tell the node checkpoints that it is to keep, `RECORDS_AT_ONCE` at most.
+        """Send the node checkpoints that it is to keep, `RECORDS_AT_ONCE` at most.
 
         `done` is called when it has them, with an empty text, or with why it does not.
         """
@@ -419,15 +419,15 @@ class Target(TargetSession):
         for asked in telling(news):
             self._ask(asked.opcode, lambda _: heard(), value=asked.value)
 
-    def _surveyed(self, held: dict[int, TargetVBucket] | None) -> None:
-        self.held = held
-        self._has_told("seqnos")
+    def _surveyed(self, found: dict[int, TargetVBucket] | None) -> None:
+        self.active = found
+        self._has_said("seqnos")
 
-    def _has_told(self, what: str) -> None:
-        if what not in self._untold:
+    def _has_said(self, what: str) -> None:
+        if what not in self._awaited:
             return  # it was asked twice
-        self._untold.discard(what)
-        if self._untold:
+        self._awaited.discard(what)
+        if self._awaited:
             return
         self.ready = True
         self._link.surveyed(self)
@@ -442,16 +442,16 @@ class Target(TargetSession):
         instead if the connection ends before it has said all.
         """
         if Feature.CHECKPOINTS in self.granted:
-            self._ask(Opcode.XDCR, self._purged_told, key=b"purged")
+            self._ask(Opcode.XDCR, self._purged_answered, key=b"purged")
         asked = seqnos_request(VBucketState.ACTIVE)
         self._ask(asked.opcode, partial(self._seqnos, done, lost), extras=asked.extras, lost=lost)
 
-    def _purged_told(self, reply: ResponseFrame) -> None:
+    def _purged_answered(self, reply: ResponseFrame) -> None:
         self._purged = {}
         if reply.status == Status.SUCCESS:
             with suppress(ValueError, TypeError, AttributeError):
-                told = json.loads(reply.value)
-                self._purged = {int(number): int(seqno) for number, seqno in told.items()}
+                answer = json.loads(reply.value)
+                self._purged = {int(number): int(seqno) for number, seqno in answer.items()}
 
     def _seqnos(
         self,
@@ -471,14 +471,14 @@ class Target(TargetSession):
             done(None)
             return
         rows = seqno_rows(reply.value, knows_terms=Feature.TERMS in self.granted)
-        held = {
+        found = {
             number: TargetVBucket(term, seqno)
             for number, seqno, term in rows
             if number < VBUCKETS_MAX
         }
-        waiting = set(held)
-        if not held:
-            done(held)
+        waiting = set(found)
+        if not found:
+            done(found)
             return
 
         def lose() -> None:
@@ -486,10 +486,10 @@ class Target(TargetSession):
                 waiting.clear()
                 lost()
 
-        for number in held:
+        for number in found:
             self._ask(
                 Opcode.GET_FAILOVER_LOG,
-                partial(self._log, number, held, waiting, done),
+                partial(self._log, number, found, waiting, done),
                 vbucket=number,
                 lost=lose,
             )
@@ -497,20 +497,20 @@ class Target(TargetSession):
     def _log(
         self,
         number: int,
-        held: dict[int, TargetVBucket],
+        found: dict[int, TargetVBucket],
         waiting: set[int],
         done: Callable[[dict[int, TargetVBucket] | None], None],
         reply: ResponseFrame,
     ) -> None:
         waiting.discard(number)
         if reply.status == Status.SUCCESS:
-            term = max(held[number].term, decode_term(reply.extras))
+            term = max(found[number].term, decode_term(reply.extras))
             log, purged = read_log(reply.value), self._purged.get(number, 0)
-            held[number] = held[number]._replace(term=term, log=log, purged=purged)
+            found[number] = found[number]._replace(term=term, log=log, purged=purged)
         elif reply.status == Status.NOT_MY_VBUCKET:
-            del held[number]
+            del found[number]
         if not waiting:
-            done(held)
+            done(found)
 
     def delete(
         self,

@@ -14,7 +14,7 @@ from uprmc.xdcr.spec import LinkSpec
 #: Makes the session of a connection, given who to log in as and what wakes it.
 MakeLinkSession = Callable[[Credentials | None, Callable[[], None]], Session]
 
-#: As `ports.Dial`, and the last argument is told what is wrong with the files that the link names;
+#: As `ports.Dial`, and the last argument gets what is wrong with the files that the link names;
 #: then there is no connection.
 LinkDial = Callable[[str, MakeLinkSession, Callable[[str], None], Callable[[str], None]], Dialled]
 

@@ -58,20 +58,13 @@ def available() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """What a child runs and what it may take.
+    """What a child runs and what it may take."""
 
-    Attributes:
-        maps, reduces: texts of functions.
-        limits: of characters and rows, by the harness's names.
-        memory: bytes beyond what the engine itself needs.
-        timeout_s: of one request.
-    """
-
-    maps: tuple[str, ...]
+    maps: tuple[str, ...]  # texts of functions
     reduces: tuple[str, ...]
-    limits: dict[str, int]
-    memory: int
-    timeout_s: float
+    limits: dict[str, int]  # of characters and rows, by the harness's names
+    memory: int  # bytes beyond what the engine itself needs
+    timeout_s: float  # of one request
 
     def text(self) -> bytes:
         """Return it as the child reads it."""
@@ -116,7 +109,7 @@ class Child:
         self.send(first)
 
     def kill(self) -> None:
-        """End the process at once; any thread may. Whoever waits for it gets `ChildFailed`."""
+        """End the process at once; any thread may. Who waits for it gets `ChildFailed`."""
         self._process.kill()
 
     @classmethod

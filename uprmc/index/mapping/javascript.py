@@ -399,15 +399,10 @@ _TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Why a text is no function.
+    """Why a text is no function."""
 
-    Attributes:
-        message: the engine's words.
-        line, column: where, from 1; ``None`` if it is not a place.
-    """
-
-    message: str
-    line: int | None = None
+    message: str  # the engine's words
+    line: int | None = None  # where, from 1; ``None`` if it is not a place
     column: int | None = None
 
 

@@ -232,15 +232,12 @@ def _reduce(reduce: str, design: Design, settings: IndexSettings) -> Reduce:
 
 
 class ViewReducer:
-    """Makes reductions. May be used by several threads.
-
-    Attributes:
-        errors: for each reduce, why the last reduction that failed could not be made.
-    """
+    """Makes reductions. May be used by several threads."""
 
     def __init__(self, reduces: Sequence[Reduce], max_bytes: int) -> None:
         self._reduces = tuple(reduces)
         self._max_bytes = max_bytes
+        # For each reduce, why the last reduction that failed could not be made.
         self.errors: list[str | None] = [None] * len(reduces)
 
     def reduce(self, entries: Sequence[Entry]) -> Reductions:

@@ -63,13 +63,10 @@ class Sorter:
     Args:
         directory: of the temporary file.
         unique: what leaves one row of each key.
-
-    Attributes:
-        rows: what was added since the last `spill`; add by `rows.append`.
     """
 
     def __init__(self, directory: Path, unique: Unique = keep_last) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[Row] = []  # what was added since the last `spill`; add by `rows.append`
         self._directory, self._unique = directory, unique
         self._file: IO[bytes] | None = None
         self._taken = 0

@@ -317,19 +317,15 @@ class IndexFile:
     """An open index file.
 
     One thread appends; others may read nodes of headers and trees that they were given.
-
-    Attributes:
-        path: for messages.
-        header: the newest one; ``None`` = the file has none yet.
-        number: of this file's present contents among all of the process: changes by `truncate_to`,
-            so that a tree of what was cut off is refused instead of misread.
     """
 
     def __init__(
         self, disk: Disk, path: Path, magic: bytes, cache: NodeCache | None = None
     ) -> None:
-        self.path = path
-        self.header: Header | None = None
+        self.path = path  # for messages
+        self.header: Header | None = None  # the newest one; ``None`` = the file has none yet
+        # Of this file's present contents among all of the process: changes by `truncate_to`, so
+        # that a tree of what was cut off is refused instead of misread.
         self.number = next(_numbers)
         self._disk, self._magic = disk, magic
         self._cache = cache if cache is not None else _shared_cache

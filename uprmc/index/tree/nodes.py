@@ -50,22 +50,14 @@ _OBJECT = 50
 
 
 class Pointer(NamedTuple):
-    """Where a node is and what is below it.
+    """Where a node is and what is below it."""
 
-    Attributes:
-        offset, size: of its record in the file.
-        rows: how many.
-        bytes: of its record and all below.
-        vbuckets: bitmap of the vBuckets that have a row.
-        reductions: of all these rows.
-    """
-
-    offset: int
+    offset: int  # of its record in the file
     size: int
-    rows: int
-    bytes: int
-    vbuckets: int
-    reductions: Reductions
+    rows: int  # how many
+    bytes: int  # of its record and all below
+    vbuckets: int  # bitmap of the vBuckets that have a row
+    reductions: Reductions  # of all these rows
 
 
 Child = tuple[bytes, Pointer]
@@ -416,54 +408,37 @@ _size = struct.Struct(">I")
 
 
 class IndexPosition(NamedTuple):
-    """How far a vBucket is indexed.
+    """How far a vBucket is indexed."""
 
-    Attributes:
-        seqno: of the last change whose rows are in the trees.
-        snap_start, snap_end: of the snapshot that it came in.
-    """
-
-    seqno: int
-    snap_start: int
+    seqno: int  # of the last change whose rows are in the trees
+    snap_start: int  # of the snapshot that it came in
     snap_end: int
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A state of an index that can be returned to.
+    """A state of an index that can be returned to."""
 
-    Attributes:
-        signature: of the design that the rows were made by.
-        num_vbuckets: of the bucket.
-        active, passive, cleanup: bitmaps of the vBuckets in these states.
-        positions: for each vBucket that is indexed.
-        logs: failover logs of the vBuckets, newest entry first: (vb_uuid, seqno).
-        purge_seqnos: of the vBuckets, as the source last said.
-        epoch: of the vBucket states.
-        roots: of the id tree and of each view's tree; ``None`` = empty.
-        replica: is a replica index.
-        extra: whatever else its owner keeps.
-        version: of the format.
-        offset, end: where it stands in the file and where it ends, once it was written.
-        previous: where the header before it stands; 0 = there is none.
-    """
-
-    signature: str = ""
-    num_vbuckets: int = 0
-    active: int = 0
+    signature: str = ""  # of the design that the rows were made by
+    num_vbuckets: int = 0  # of the bucket
+    active: int = 0  # bitmaps of the vBuckets in these states
     passive: int = 0
     cleanup: int = 0
+    # For each vBucket that is indexed.
     positions: Mapping[int, IndexPosition] = field(default_factory=dict)
+    # Failover logs of the vBuckets, newest entry first: (vb_uuid, seqno).
     logs: Mapping[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)
+    # Of the vBuckets, as the source last said.
     purge_seqnos: Mapping[int, int] = field(default_factory=dict)
-    epoch: int = 0
+    epoch: int = 0  # of the vBucket states
+    # Of the id tree and of each view's tree; ``None`` = empty.
     roots: tuple[Pointer | None, ...] = ()
-    replica: bool = False
-    extra: bytes = b""
-    version: int = VERSION
-    offset: int = 0
+    replica: bool = False  # is a replica index
+    extra: bytes = b""  # whatever else its owner keeps
+    version: int = VERSION  # of the format
+    offset: int = 0  # where it stands in the file and where it ends, once it was written
     end: int = 0
-    previous: int = 0
+    previous: int = 0  # where the header before it stands; 0 = there is none
 
     @property
     def row_counts(self) -> tuple[int, ...]:
