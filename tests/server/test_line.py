@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import struct
 
 import pytest
 
+from tests.codec.frames import frame
 from tests.kv.harness import Rig
 from tests.server.support import Client, Loop, Node
 from tests.server.test_listener import Served
@@ -15,12 +15,6 @@ from uprmc.kv.binary import BinarySession
 from uprmc.server.net.transport import Direct
 
 GET, SET, DELETE, NOOP, GETKQ, VERSION, APPEND = 0x00, 0x01, 0x04, 0x0A, 0x0D, 0x0B, 0x0E
-
-
-def frame(opcode: int, key: bytes = b"", value: bytes = b"", extras: bytes = b"") -> bytes:
-    body = extras + key + value
-    head = struct.pack(">BBHBBHLLQ", 0x80, opcode, len(key), len(extras), 0, 0, len(body), 7, 0)
-    return head + body
 
 
 def requests(seed: int, count: int, value_bytes: int) -> list[bytes]:
