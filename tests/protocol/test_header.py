@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import construct
 import pytest
 from hypothesis import given
 
 from tests.golden.binary_frames import FRAMES as GOLDEN
 from tests.golden.binary_frames import Golden
+from tests.protocol.layouts import fields_of
 from tests.protocol.strategies import FRAMES
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.protocol.header import (
@@ -39,7 +38,7 @@ def test_construct_reads_and_builds_the_golden_packets_too(golden: Golden) -> No
     packet = _layout_of(golden.frame)
     parsed = packet.parse(golden.packet)
     fields = {**parsed.header, **{part: parsed[part] for part in ("key", "extras", "value")}}
-    assert {name: fields[name] for name in asdict(golden.frame)} == asdict(golden.frame)
+    assert {name: fields[name] for name in fields_of(golden.frame)} == fields_of(golden.frame)
     assert packet.build(parsed) == golden.packet
 
 
@@ -50,7 +49,7 @@ def test_a_frame_survives_bytes(frame: Frame) -> None:
 
 @given(FRAMES)
 def test_construct_and_struct_write_the_same_packet(frame: Frame) -> None:
-    fields = asdict(frame)
+    fields = fields_of(frame)
     body = {part: fields.pop(part) for part in ("key", "extras", "value")}
     assert _layout_of(frame).build({"header": fields, **body}) == frame.encode()
 

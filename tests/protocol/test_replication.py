@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 
 import construct
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden.replication import BY_NUMBER, VECTORS
-from tests.protocol.layouts import check_layout
+from tests.protocol.layouts import changed, check_layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import Life
 from uprmc.protocol import replication, upr
@@ -141,7 +140,7 @@ def test_a_vector_means_what_the_table_says_both_ways(number: str) -> None:
     if not name:
         assert read == frame
         return
-    assert replace(read, **{part: b""}) == frame
+    assert changed(read, **{part: b""}) == frame
     layout, derived = FIXED[name]
     body = getattr(read, part)
     parsed = layout.parse(body)

@@ -1,4 +1,4 @@
-"""Text command lines: words and numbers. What is refused, and how, is in ``interop/dialects.txt``."""
+"""Text command lines: words and numbers. Refusals are in ``interop/dialects.txt``."""
 
 from __future__ import annotations
 

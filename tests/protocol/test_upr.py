@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import construct
@@ -14,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden.upr_frames import BY_NUMBER, VECTORS
-from tests.protocol.layouts import check_layout
+from tests.protocol.layouts import changed, check_layout
 from tests.protocol.upr_meanings import BYE_CAS, MAX, MEANINGS, TTL_CAS, U0, U1
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import TERM_MAX, FailoverEntry
@@ -56,7 +55,7 @@ def test_header_key_and_value_of_a_vector_are_as_stated(number: str) -> None:
     frame = decode_frame(packet)
     assert frame.encode() == packet
     blank = {meaning.part: b""} if meaning.part else {}
-    assert replace(frame, **blank) == meaning.frame
+    assert changed(frame, **blank) == meaning.frame
 
 
 @pytest.mark.parametrize("number", MEANINGS)
@@ -75,7 +74,7 @@ def test_the_layout_reads_the_stated_fields_and_builds_the_same_bytes(number: st
     body = getattr(decode_frame(packet), meaning.part)
     assert plain(meaning.layout.parse(body)) == meaning.fields
     built = meaning.layout.build(meaning.fields)
-    assert replace(meaning.frame, **{meaning.part: built}).encode() == packet
+    assert changed(meaning.frame, **{meaning.part: built}).encode() == packet
 
 
 @pytest.mark.parametrize("number", FIXED)
@@ -85,7 +84,7 @@ def test_the_derived_struct_reads_and_packs_the_same(number: str) -> None:
     assert meaning.derived is not None
     assert meaning.derived.unpack(body) == tuple(meaning.fields.values())
     packed = meaning.derived.pack(*meaning.fields.values())
-    assert replace(meaning.frame, **{meaning.part: packed}).encode() == packet
+    assert changed(meaning.frame, **{meaning.part: packed}).encode() == packet
 
 
 #: Bodies composed by hand from the tables where the vectors hold nothing but zeros.

@@ -6,7 +6,6 @@ import json
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import construct
@@ -15,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.golden.upr_extensions import BY_NUMBER, KNOWN_VERSIONS, VECTORS
-from tests.protocol.layouts import check_layout
+from tests.protocol.layouts import changed, check_layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import TERM_MAX, FailoverEntry
 from uprmc.protocol import upr_extensions
@@ -130,7 +129,7 @@ def test_a_vector_means_what_the_table_says_both_ways(number: str) -> None:
     frame, name, fields = MEANINGS[number]
     read = decode_frame(packet)
     assert read.encode() == packet
-    assert replace(read, extras=b"") == frame
+    assert changed(read, extras=b"") == frame
     if not name:
         assert read.extras == b""
         return
