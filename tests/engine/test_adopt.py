@@ -67,7 +67,7 @@ def all_of(node: Node) -> tuple[object, ...]:
     return (
         dict(table_of(vbucket)),
         decoded(queue.since(0)),
-        (queue.live, queue.held, queue.high_seqno, queue.persisted),
+        (queue.live, queue.retired, queue.high_seqno, queue.persisted),
         (vbucket.high_seqno, vbucket.table.tombstones, vbucket.table.absent, vbucket.deletions),
         (vbucket.max_deleted_rev, set(vbucket.locks), vbucket.dirty),
         (account.used, account.last_cas),

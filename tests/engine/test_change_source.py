@@ -30,7 +30,7 @@ def pairs(items: list[Item]) -> list[tuple[bytes, int]]:
 
 def nothing_is_held(node: Node) -> bool:
     queue = node.vbucket.queue
-    return queue.open_views == queue.held == 0 and node.store.grow()
+    return queue.open_views == queue.retired == 0 and node.store.grow()
 
 
 def fill(vbucket: VBucket, count: int, prefix: bytes = b"") -> list[Item]:

@@ -378,7 +378,7 @@ class ReadingMachine(RuleBasedStateMachine):
     def read_lease(self, data: st.DataObject) -> None:
         lease = data.draw(st.sampled_from(self.held))
         for number, reading in lease.readings.items():
-            log = lease.held[number].failover_log
+            log = lease.holdings[number].failover_log
             accepted = [
                 item
                 for item in self.accepted.get(log[-1].uuid, ())
@@ -414,7 +414,7 @@ class ReadingMachine(RuleBasedStateMachine):
                 self.go_on_with_compaction()
             self.node.flush()
             for queue in self.queues.values():
-                assert (queue.open_views, queue.held) == (0, 0), "entries are held for nobody"
+                assert (queue.open_views, queue.retired) == (0, 0), "entries are held for nobody"
             assert self.bucket.store.grow(), "a view of the store is still open"
         finally:
             for each in self.patches:

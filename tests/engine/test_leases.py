@@ -46,7 +46,7 @@ class Rig:
 
     def nothing_is_held(self) -> bool:
         queues = [vbucket.queue for vbucket in self.node.bucket.vbuckets.values()]
-        return self.node.store.grow() and not any(q.open_views or q.held for q in queues)
+        return self.node.store.grow() and not any(q.open_views or q.retired for q in queues)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def test_it_says_what_history_it_holds(rig: Rig) -> None:
     lease = rig.acquire(0)
     change_state(rig)
     assert vbucket.failover_log != log
-    assert lease.held[0] == (log, 12, 0)
+    assert lease.holdings[0] == (log, 12, 0)
     assert lease.readings[0].uuid == log[0].uuid
 
 
@@ -380,7 +380,7 @@ def test_what_only_a_lease_held_is_freed_with_it(rig: Rig) -> None:
     lease = rig.acquire(0)
     for _ in range(1_000):
         rig.fill(0)
-    assert 0 < vbucket.queue.held <= 6, "what it sees, however often that was replaced since"
+    assert 0 < vbucket.queue.retired <= 6, "what it sees, however often that was replaced since"
     rig.leases.release(lease.id)
-    assert vbucket.queue.held == 0
+    assert vbucket.queue.retired == 0
     assert rig.nothing_is_held()

@@ -386,7 +386,7 @@ class NodeMachine(RuleBasedStateMachine):
             view.close()
         if self.flush is None:
             self.node.flush()
-            assert self.node.vbucket.queue.held == 0
+            assert self.node.vbucket.queue.retired == 0
             assert self.node.vbucket.queue.open_views == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.contents import table_of
 from tests.engine.support import BEGINNING, Node, settings_of
-from uprmc.engine.replica import apply, begin_anew, flush_all, outrank, overwrite
+from uprmc.engine.replica import apply, begin_again, flush_all, outrank, overwrite
 from uprmc.engine.vbucket import Interruption
 from uprmc.engine.with_meta import REV_MAX
 from uprmc.errors import InvalidArguments, Locked, OutOfMemory, TemporaryFailure
@@ -217,7 +217,7 @@ def test_the_failover_log_has_its_limit() -> None:
 
 def test_beginning_anew_is_a_history_of_its_own(node: Node) -> None:
     impose(node, version())
-    begin_anew(node.bucket, node.vbucket)
+    begin_again(node.bucket, node.vbucket)
     (entry,) = node.vbucket.failover_log
     impose(node, version(b"b"))
     assert node.vbucket.failover_log == (entry,)

@@ -136,7 +136,7 @@ def test_what_one_view_has_passed_by_stays_for_an_older_one_that_has_not() -> No
     assert seqnos(older) == [1, 2, 3]
     older.close()
     queue.check()
-    assert queue.held == 0
+    assert queue.retired == 0
 
 
 # --- D07: independent views ---------------------------------------------------------------------
@@ -194,7 +194,7 @@ def test_fifty_views_opened_at_different_times_are_each_right() -> None:
         assert all(seqnos(view) == expected for view, expected in opened)
         opened.pop()[0].close()
         queue.check()
-    assert queue.held == 0
+    assert queue.retired == 0
 
 
 # --- D18: an overwritten entry goes --------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_a_thousand_writes_of_one_key_leave_one_entry() -> None:
     queue = WriteQueue()
     for seqno in range(1, 1_001):
         put(queue, seqno, b"k", seqno - 1)
-    assert (queue.live, queue.held, queue.high_seqno) == (1, 0, 1_000)
+    assert (queue.live, queue.retired, queue.high_seqno) == (1, 0, 1_000)
     view = queue.open_view()
     assert seqnos(view) == [1_000]
     view.close()
@@ -218,17 +218,17 @@ def test_a_key_overwritten_under_an_open_view_costs_one_extra_entry() -> None:
     view = queue.open_view()
     for seqno in range(2, 1_001):
         put(queue, seqno, b"k", seqno - 1)
-    assert (queue.live, queue.held) == (1, 1)
+    assert (queue.live, queue.retired) == (1, 1)
     assert seqnos(view) == [1]
     view.close()
-    assert (queue.live, queue.held) == (1, 0)
+    assert (queue.live, queue.retired) == (1, 0)
 
 
 def test_a_persisted_version_is_not_looked_for_when_its_key_is_written_again() -> None:
     queue = filled(10)
     queue.drop_persisted(10)
     put(queue, 11, b"key-3", 3)
-    assert (queue.live, queue.held) == (1, 0)
+    assert (queue.live, queue.retired) == (1, 0)
     queue.check()
 
 
@@ -245,7 +245,7 @@ def test_only_what_was_persisted_leaves_the_queue() -> None:
     rest = queue.open_view()
     assert seqnos(rest) == [201]
     rest.close()
-    assert (queue.live, queue.held) == (1, 0)
+    assert (queue.live, queue.retired) == (1, 0)
 
 
 def test_dropping_less_than_was_dropped_before_changes_nothing() -> None:
@@ -426,7 +426,7 @@ def test_memory_returns_to_where_it_was_after_heavy_use() -> None:
     for round_number in range(1, 4):
         use(queue, 1 + 5_000 * round_number)
     assert sys.getallocatedblocks() - base < 100
-    assert (queue.live, queue.held, queue.open_views) == (0, 0, 0)
+    assert (queue.live, queue.retired, queue.open_views) == (0, 0, 0)
 
 
 # --- everything at once --------------------------------------------------------------------------
@@ -505,13 +505,13 @@ class QueueMachine(RuleBasedStateMachine):
     def nothing_is_kept_without_need(self) -> None:
         needed = {seqno for _, expected in self.views for seqno in expected}
         assert self.queue.live == len(self.live)
-        assert self.queue.held == len(needed - set(self.live.values()))
+        assert self.queue.retired == len(needed - set(self.live.values()))
         assert self.queue.open_views == len(self.views)
 
     def teardown(self) -> None:
         for view, _ in self.views:
             view.close()
-        assert self.queue.held == 0
+        assert self.queue.retired == 0
         self.queue.check()
 
 

@@ -328,7 +328,7 @@ class Node:
             "waiting for a permit": list(hub.backfills._waiting),
             "views of the store": self.disk.open_views,
             "views of queues": [v.id for v in bucket.vbuckets.values() if v.queue.open_views],
-            "retired entries": [v.id for v in bucket.vbuckets.values() if v.queue.held],
+            "retired entries": [v.id for v in bucket.vbuckets.values() if v.queue.retired],
             "watchers": [each for each in followers if each not in given_up],
             "rollbacks": [v.id for v in bucket.vbuckets.values() if v.rewinding],
             "a shut gate": bucket.gate.is_shut,

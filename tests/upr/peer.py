@@ -410,7 +410,7 @@ def untouched(rig: Rig) -> None:
     for vbucket in rig.bucket.vbuckets.values():
         assert vbucket.watchers == []
         assert vbucket.waiting == []
-        assert vbucket.queue.held == 0
+        assert vbucket.queue.retired == 0
     assert not list(rig.store._views)
 
 

@@ -115,7 +115,7 @@ def test_a_calm_replica_is_read_only_when_the_stream_has_its_turn(rig: Rig) -> N
     peer = Peer.open(rig)
     peer.stream(0)
     source._send(1, SIZE, SIZE)
-    assert source.part.queue.held == 0
+    assert source.part.queue.retired == 0
     assert peer.side.feed.streams[0].reading is None
     assert len(seqnos(peer.drain())) == SIZE
 

@@ -242,7 +242,7 @@ def test_a_stalled_connection_costs_no_memory_for_its_items(rig: Rig) -> None:
     for n in range(1_000):
         write(rig, 0, b"same", value=b"%d" % n)
         peer.drain()
-    assert rig.bucket.vbuckets[0].queue.held <= 1
+    assert rig.bucket.vbuckets[0].queue.retired <= 1
     assert len(peer.side.feed._frames) == 0
 
 

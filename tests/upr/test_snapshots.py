@@ -243,7 +243,7 @@ def test_a_reading_given_up_half_way_is_announced_again_with_a_later_end(
     assert stream.reading is None
     assert stream.let_go == 1
     assert not list(rig.store._views)
-    assert rig.bucket.vbuckets[0].queue.held == 0
+    assert rig.bucket.vbuckets[0].queue.retired == 0
     peer.controls(connection_buffer_size=b"0")
     frames = [each for each in peer.received if not each.is_reply]
     assert [each[:2] for each in marked(frames)] == [(0, 60), (0, 62)]
@@ -260,8 +260,8 @@ def test_a_reading_that_holds_too_many_replaced_items_is_given_up() -> None:
         write(rig, 0, b"key%06d" % (39 - n))
         peer.session.tick(1.0 + n)
         released = peer.side.feed.streams[0].reading is None
-        assert released is (n == 5), f"{part.queue.held} held"
-    assert part.queue.held == 0
+        assert released is (n == 5), f"{part.queue.retired} held"
+    assert part.queue.retired == 0
     peer.controls(connection_buffer_size=b"0")
     assert check_stream([each for each in peer.received if not each.is_reply]) == 46
 
@@ -305,7 +305,7 @@ def test_a_stream_closed_half_way_lets_its_reading_go(rig: Rig) -> None:
     half_way(rig, peer, on_disk=True)
     peer.say(frame(CLOSE_STREAM))
     assert not list(rig.store._views)
-    assert rig.bucket.vbuckets[0].queue.held == 0
+    assert rig.bucket.vbuckets[0].queue.retired == 0
     assert rig.services.upr.backfills.used == 0
 
 

@@ -107,31 +107,7 @@ class ViewHolder(Protocol):
 
 
 class Bucket:
-    """All vBuckets of a node, with what they share.
-
-    Attributes:
-        vbuckets: number -> vBucket, whatever its state.
-        active: number -> vBucket, those that serve clients now.
-        lookups: the `lookups` of the memory account.
-        traffic: whether clients are admitted.
-        warm: whether warm-up is over.
-        marks: documents that meta commands have marked as stale or being fetched.
-        watermarks: the registered clients.
-        limits: how far vBuckets may be purged, as clients and sources set it.
-        purge_limit: returns how far a vBucket may be purged, and what holds the purger back.
-        pinning: knows what each registered client keeps, and forgets those that keep too much.
-        purge_policy: decides which tombstones may be dropped for good.
-        view_holders: objects that are asked to close their views when the store must grow.
-        gate: shut while the store has to grow.
-        flushes: number of times that all vBuckets were emptied at once.
-        numbered: number -> uuid of the history in which a vBucket gets its seqnos from this node
-            although it is not active, until its state is set; see `replica`.
-        removed_terms: number -> highest known term of a removed vBucket; a new vBucket with that
-            number begins above it.
-        timings: durations, reported by callers that have a clock.
-        on_deposed: called with an active vBucket that became dead because of a higher term.
-        on_event: called with the name of an event and its fields.
-    """
+    """All vBuckets of a node, with what they share."""
 
     def __init__(self, settings: Settings, store: Store, clock: Clock, entropy: Entropy) -> None:
         assert settings.engine.vbuckets, "0 means 'as stored' and must have been resolved"
@@ -140,19 +116,20 @@ class Bucket:
         self.clock = clock
         self.steady = SteadyClock(clock)
         self.entropy = entropy
-        self.vbuckets: dict[int, VBucket] = {}
+        self.vbuckets: dict[int, VBucket] = {}  # number -> vBucket, whatever its state
+        # Number -> vBucket, those that serve clients now.
         self.active: Numbered[VBucket] = Numbered()
-        self.traffic = False
-        self.warm = False
+        self.traffic = False  # whether clients are admitted
+        self.warm = False  # whether warm-up is over
         self.stats = Stats()
-        self.timings = Timings()
+        self.timings = Timings()  # durations, reported by callers that have a clock
         now = clock.now()
         rule = conflict_rule(settings.engine.conflict_resolution) or ConflictRule.REVISION
         self.account = MemoryAccount(settings.memory, now, rule)
-        self.lookups = self.account.lookups
+        self.lookups = self.account.lookups  # the `lookups` of the memory account
         self.expirer = Expirer(self.vbuckets, self.account, self.stats)
         self.flusher = Flusher(store, self.vbuckets, self.account, self.stats, settings.flush)
-        self.gate = ViewGate()
+        self.gate = ViewGate()  # shut while the store has to grow
         self.fetcher = Fetcher(
             store, self.vbuckets, self.stats, settings.flush.fetch_batch, self.gate
         )
@@ -161,11 +138,17 @@ class Bucket:
         self.evictor = Evictor(
             self.vbuckets.values, self.account, self.stats, settings.memory.pager_slice
         )
+        # The registered clients.
         self.watermarks = Watermarks(self.flusher, clock, self.steady, settings.purge)
         self.watermarks.on_event = lambda name, fields: self.on_event(name, fields)
+        # Number -> uuid of the history in which a vBucket gets its seqnos from this node although
+        # it is not active, until its state is set; see `replica`.
         self.numbered: dict[int, int] = {}
+        # How far vBuckets may be purged, as clients and sources set it.
         self.limits = PurgeLimits(self.flusher, self.watermarks, self.numbered)
+        # Returns how far a vBucket may be purged, and what holds the purger back.
         self.purge_limit: Callable[[VBucket], Limit] = self.limits.of
+        # Decides which tombstones may be dropped for good.
         self.purge_policy = PurgePolicy(self.account, clock, settings.purge)
         self.compactor = Compactor(
             store,
@@ -179,16 +162,23 @@ class Bucket:
         )
         self.compactor.on_end = self._compacted
         self.purger = Purger(self.vbuckets, self.compactor, self.purge_policy)
+        # Knows what each registered client keeps, and forgets those that keep too much.
         self.pinning = Pinning(
             self.active, self.watermarks, self.limits, settings.purge.max_pinned_bytes
         )
+        # Documents that meta commands have marked as stale or being fetched.
         self.marks = MetaMarks()
+        # Objects that are asked to close their views when the store must grow.
         self.view_holders: list[ViewHolder] = []
-        self.flushes = 0
+        self.flushes = 0  # number of times that all vBuckets were emptied at once
+        # Number -> highest known term of a removed vBucket; a new vBucket with that number begins
+        # above it.
         self.removed_terms: dict[int, int] = {}
         #: By vBucket, a higher term than its own, and the history for which it was learned.
         self._heard: dict[int, tuple[int, int]] = {}
+        # Called with an active vBucket that became dead because of a higher term.
         self.on_deposed: Callable[[VBucket], None] = lambda _: None
+        # Called with the name of an event and its fields.
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
         self._flush_at: float | None = None
         self._mask = settings.engine.vbuckets - 1
@@ -465,7 +455,7 @@ class Bucket:
         self.account.back += max(0, -step)
         if self._flush_at is not None and self._flush_at <= latest:
             self._flush_at += step
-        self.expirer.begin_anew()
+        self.expirer.start_over()
         self.watermarks.clock_was_set(step)
         self.on_event("clock_set", {"seconds": step})
 

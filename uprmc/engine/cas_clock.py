@@ -62,18 +62,13 @@ def reading(now_s: float) -> int:
 
 
 class Timeline:
-    """The wall clock, as far as it is believed.
-
-    Attributes:
-        until: a later time is not believed now.
-        instead: the time to be used then.
-    """
+    """The wall clock, as far as it is believed."""
 
     __slots__ = ("_began", "_leapt_at", "_passed", "instead", "until")
 
     def __init__(self) -> None:
-        self.until = inf
-        self.instead = self._began = self._passed = 0.0
+        self.until = inf  # a later time is not believed now
+        self.instead = self._began = self._passed = 0.0  # the time to be used then
         self._leapt_at: float | None = None
 
     def look(self, now_s: float, monotonic: float) -> None:

@@ -65,11 +65,7 @@ class Fetch:
 
 
 class Fetcher:
-    """Collects keys whose values are wanted, and brings the values back.
-
-    Attributes:
-        on_wanted: called when the first value is wanted, or when reading is possible again.
-    """
+    """Collects keys whose values are wanted, and brings the values back."""
 
     def __init__(
         self,
@@ -86,6 +82,7 @@ class Fetcher:
         self._gate = gate
         self._waiting: deque[_Request] = deque()
         self._answers: dict[Wanted, _Answer] = {}
+        # Called when the first value is wanted, or when reading is possible again.
         self.on_wanted: Callable[[], None] = lambda: None
 
     @property

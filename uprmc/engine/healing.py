@@ -1,4 +1,4 @@
-"""Damaged records: each is named once, and written anew where somebody has that very version.
+"""Damaged records: each is named once, and written again where somebody has that very version.
 
 The store tells which live records it found damaged. If the document's value is in memory, that is
 the version; otherwise another node that has the same history is asked. A version counts only if it
@@ -42,12 +42,7 @@ class _Case:
 
 
 class Healer:
-    """Looks after the damaged records of one bucket.
-
-    Attributes:
-        ask: see `Ask`.
-        on_event: told of records that were found damaged, and of those that were healed.
-    """
+    """Looks after the damaged records of one bucket."""
 
     def __init__(
         self, store: Store, vbuckets: dict[int, VBucket], flusher: Flusher, stats: Stats
@@ -58,7 +53,8 @@ class Healer:
         self._stats = stats
         self._cases: dict[Damaged, _Case] = {}
         self._now = 0.0
-        self.ask: Ask = _nobody
+        self.ask: Ask = _ask_none
+        # Called with records that were found damaged, and with those that were healed.
         self.on_event: Callable[[str, dict[str, object]], None] = lambda _name, _fields: None
 
     @property
@@ -147,5 +143,5 @@ def _fields(damaged: Damaged) -> dict[str, object]:
     return {"vbucket": damaged.vbucket, "seqno": damaged.seqno, "key": key}
 
 
-def _nobody(_number: int, _key: bytes, _done: Callable[[Item | None], None]) -> bool:
+def _ask_none(_number: int, _key: bytes, _done: Callable[[Item | None], None]) -> bool:
     return False

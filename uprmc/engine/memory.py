@@ -113,18 +113,13 @@ _FINE_S = 1 << _FINE_BITS
 
 
 class Timetable:
-    """The expiry times of all documents, in slots.
-
-    Attributes:
-        entries: number of entries.
-        now: Unix time in whole seconds when the due ones were last asked for.
-    """
+    """The expiry times of all documents, in slots."""
 
     __slots__ = ("_slots", "entries", "now")
 
     def __init__(self, now: float) -> None:
-        self.now = int(now)
-        self.entries = 0
+        self.now = int(now)  # Unix time in whole seconds when the due ones were last asked for
+        self.entries = 0  # number of entries
         # Number and key of each entry one after the other: half the size of pairs.
         self._slots: dict[int, list[int | bytes]] = {}
 
@@ -173,25 +168,13 @@ class MemoryAccount(AccountFront):
 
     Attributes:
         timetable: when documents expire.
-        leftovers: discarded objects that are still to be freed.
-        lookups: number -> `Table.get` of an active vBucket, for the hot path: it saves one memory
-            access compared with going through the vBucket.
-        exhausted: nothing is left that could be evicted: keys and metadata fill the quota.
         last_cas: the next CAS is one more than this: the newest one given out or received, or one
             below the clock's.
-        conflict_rule: what decides between versions that were made at different places.
         by_timestamp: whether that is the time; for the hot path.
-        timeline: tells which times are believed.
         back: seconds by which the wall clock was set back, in all; a document that expires as much
             later than now may have expired by the time at which it was stored.
-        cas_step: distance of the next CAS from one that was received from another node.
         used: bytes of keys, values and bookkeeping in memory.
-        dirty: each `VBucket` that has something for the flusher.
-        locked_until: monotonic time when the last lock ever granted lapses, 0 before the first.
-            After it nothing is locked.
         write_limit: writes that need memory are refused while `used` is above it.
-        on_dirty: called when the first vBucket becomes dirty.
-        on_pressure: called when a write was refused for lack of memory.
     """
 
     __slots__ = (
@@ -223,18 +206,25 @@ class MemoryAccount(AccountFront):
         conflict_rule: ConflictRule = ConflictRule.REVISION,
     ) -> None:
         super().__init__(Timetable(now), conflict_rule is ConflictRule.TIMESTAMP)
+        # What decides between versions that were made at different places.
         self.conflict_rule = conflict_rule
-        self.leftovers = Leftovers()
+        self.leftovers = Leftovers()  # discarded objects that are still to be freed
+        # Number -> `Table.get` of an active vBucket, for the hot path: it saves one memory access
+        # compared with going through the vBucket.
         self.lookups: Numbered[Callable[[bytes], bytes | None]] = Numbered()
-        self.cas_step = 1
-        self.timeline = cas_clock.Timeline()
+        self.cas_step = 1  # distance of the next CAS from one that was received from another node
+        self.timeline = cas_clock.Timeline()  # tells which times are believed
         self.tell_time(now)
+        # Nothing is left that could be evicted: keys and metadata fill the quota.
         self.exhausted = False
+        # Monotonic time when the last lock ever granted lapses, 0 before the first. After it
+        # nothing is locked.
         self.locked_until = 0.0
-        self.dirty: list[Any] = []
+        self.dirty: list[Any] = []  # each `VBucket` that has something for the flusher
         self.refused_memory = 0
         self.refused_disk = 0
-        self.on_dirty: Callable[[], None] = _nothing
+        self.on_dirty: Callable[[], None] = _nothing  # called when the first vBucket becomes dirty
+        # Called when a write was refused for lack of memory.
         self.on_pressure: Callable[[], None] = _nothing
         self._disk_reason = ""
         self.set_quota(settings.quota, settings)
@@ -483,9 +473,6 @@ class Expirer:
     It uses the timetable of the memory account. When a vBucket that has documents becomes active,
     all of them are examined once and entered. Documents of a replica are not entered, because the
     active node expires them.
-
-    Attributes:
-        timetable: when documents expire.
     """
 
     def __init__(
@@ -495,7 +482,7 @@ class Expirer:
         self._leftovers = account.leftovers
         self._stats = stats
         self._unseen: dict[int, None] = {}
-        self.timetable = account.timetable
+        self.timetable = account.timetable  # when documents expire
 
     def survey(self, number: int) -> None:
         """Schedule a survey of a vBucket that received documents while it was not active."""
@@ -507,14 +494,14 @@ class Expirer:
         if entries <= SPARE_ENTRIES:
             return
         if entries > 2 * sum(len(each.table) for each in self._vbuckets.values()) + SPARE_ENTRIES:
-            self.begin_anew()
+            self.start_over()
 
     def forget_all(self) -> None:
         """Forget all entries, because there are no documents any more."""
         for slot in self.timetable.take_all():
             self._leftovers.add(slot)
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Discard the timetable and enter every document again, in the next run."""
         self.forget_all()
         for number in self._vbuckets:
@@ -546,7 +533,7 @@ class Expirer:
                 continue
             record = vbucket.table.get(key)
             if record is None or record[KIND_AT] & LOST:
-                continue  # of a damaged one nobody knows when it is due; the others are
+                continue  # of a damaged one it is not known when it is due; the others are
             item = unpack(record)
             if item.life or not item.expiry:
                 continue

@@ -1,4 +1,4 @@
-"""Tombstones that nobody needs any more are dropped for good: compaction, and when it happens.
+"""Tombstones that no client needs any more are dropped for good: compaction, and when it happens.
 
 Compaction: tombstones that are no longer needed are dropped for good.
 
@@ -108,7 +108,7 @@ class PurgeLimits:
     def learn_table(
         self, vbucket: VBucket, purge_seqno: int, rows: Iterable[Row], *, incomplete: bool
     ) -> None:
-        """Take over what a replica's source has told of its watermarks.
+        """Take over what a replica's source says of its watermarks.
 
         A purge seqno beyond what the replica has on disk as complete snapshots changes nothing.
         """
@@ -210,14 +210,7 @@ class Policy(Protocol):
 
 
 class Compactor:
-    """Compacts vBuckets one after the other.
-
-    Attributes:
-        last: what the last compaction did, for its waiter.
-        rest_s: how long to wait before the next `begin`, so that the rate is kept.
-        on_wanted: called when `begin` has something to do and no call of it is pending.
-        on_end: called with what each compaction did.
-    """
+    """Compacts vBuckets one after the other."""
 
     def __init__(
         self,
@@ -244,9 +237,11 @@ class Compactor:
         self._gathered_items = 0
         self._committing = 0
         self._ended: deque[tuple[Compaction, bool]] = deque()
-        self.last = Compacted(0, 0)
-        self.rest_s = 0.0
+        self.last = Compacted(0, 0)  # what the last compaction did, for its waiter
+        self.rest_s = 0.0  # how long to wait before the next `begin`, so that the rate is kept
+        # Called when `begin` has something to do and no call of it is pending.
         self.on_wanted: Callable[[], None] = lambda: None
+        # Called with what each compaction did.
         self.on_end: Callable[[PurgeRule, Compacted], None] = lambda _rule, _result: None
 
     @property
@@ -318,8 +313,8 @@ class Compactor:
             if looked >= _READ_RECORDS or (looked and self._clock.monotonic() > end):
                 return
             before = scan.after, scan.first_left, scan.oldest_left
-            told = pick(portion, bounds, scan.most, scan.found, before)
-            scan.after, scan.first_left, scan.oldest_left, above = told
+            left = pick(portion, bounds, scan.most, scan.found, before)
+            scan.after, scan.first_left, scan.oldest_left, above = left
             if above:
                 break
             if len(scan.found) >= scan.most:
@@ -481,16 +476,13 @@ _AGED = PurgeRule(aged=True)
 
 
 class PurgePolicy:
-    """How young and when may be purged; implements `compaction.Policy`.
-
-    Attributes:
-        served_at: Unix time when a stream without a watermark was last served, 0 = never.
-    """
+    """How young and when may be purged; implements `compaction.Policy`."""
 
     def __init__(self, account: MemoryAccount, clock: Clock, settings: PurgeSettings) -> None:
         self._account = account
         self._clock = clock
         self._settings = settings
+        # Unix time when a stream without a watermark was last served, 0 = never.
         self.served_at = 0.0
 
     def _now(self) -> float:

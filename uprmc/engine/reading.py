@@ -54,13 +54,6 @@ class Reading:
     """One ordered reading of a vBucket.
 
     Close it: it pins queue entries and pages of the store.
-
-    Attributes:
-        vbucket: its number.
-        uuid: the history that it belongs to.
-        end_seqno: the newest seqno in it.
-        purge_seqno: deletions up to here may be missing from it.
-        from_disk: whether the store is read too.
     """
 
     def __init__(self, vbucket: VBucket, view: StoreView | None, *, owns_view: bool = True) -> None:
@@ -79,12 +72,12 @@ class Reading:
         self._view = view
         self._owns_view = owns_view
         header = self._header(vbucket.id)
-        self.vbucket = vbucket.id
-        self.uuid = vbucket.failover_log[0].uuid
-        self.from_disk = view is not None
-        self.purge_seqno = vbucket.purge_seqno
+        self.vbucket = vbucket.id  # its number
+        self.uuid = vbucket.failover_log[0].uuid  # the history that it belongs to
+        self.from_disk = view is not None  # whether the store is read too
+        self.purge_seqno = vbucket.purge_seqno  # deletions up to here may be missing from it
         self._queue_view = vbucket.queue.open_view()
-        self.end_seqno = self._queue_view.high_seqno
+        self.end_seqno = self._queue_view.high_seqno  # the newest seqno in it
         self._closed = False
         self._handover = 0
         if header is not None:
@@ -103,7 +96,7 @@ class Reading:
 
     @property
     def remembered(self) -> int:
-        """The number of `newer` keys, 0 while nobody has asked for them."""
+        """The number of `newer` keys, 0 while they have not been asked for."""
         return len(self.__dict__.get("newer", ()))
 
     def changes(self, after: int) -> Iterator[Item]:
@@ -220,14 +213,10 @@ def needs_disk(vbucket: VBucket, after: int) -> bool:
 
 
 class ViewGate:
-    """Open while readings of the store may begin.
-
-    Attributes:
-        is_shut: no reading may begin.
-    """
+    """Open while readings of the store may begin."""
 
     def __init__(self) -> None:
-        self.is_shut = False
+        self.is_shut = False  # no reading may begin
         self._waiting: dict[Callable[[], object], None] = {}
 
     def shut(self) -> None:
@@ -250,18 +239,7 @@ class ViewGate:
 
 
 class EngineLease:
-    """One lease.
-
-    Attributes:
-        id: its name, a number of 48 bits.
-        expires_at: monotonic time in seconds.
-        vbuckets: by number; also a removed one, and not the one that was created in its place.
-        readings: by vBucket.
-        held: the history of each vBucket, by vBucket.
-        reader: the id of the registered client that reads it, empty = none is named.
-        readers: called when the lease ends; readers add themselves.
-        reads: how many streams have read from it.
-    """
+    """One lease."""
 
     def __init__(
         self,
@@ -270,17 +248,19 @@ class EngineLease:
         view: StoreView,
         vbuckets: Mapping[int, VBucket],
         readings: Mapping[int, Reading],
-        held: Mapping[int, VBucketHoldings],
+        holdings: Mapping[int, VBucketHoldings],
         reader: bytes = b"",
     ) -> None:
-        self.id = number
-        self.reader = reader
-        self.expires_at = expires_at
+        self.id = number  # its name, a number of 48 bits
+        self.reader = reader  # the id of the registered client that reads it, empty = none is named
+        self.expires_at = expires_at  # monotonic time in seconds
+        # By number; also a removed one, and not the one that was created in its place.
         self.vbuckets = vbuckets
-        self.readings = readings
-        self.held = held
+        self.readings = readings  # by vBucket
+        self.holdings = holdings  # the history of each vBucket, by vBucket
+        # Called when the lease ends; readers add themselves.
         self.readers: dict[Callable[[], None], None] = {}
-        self.reads = 0
+        self.reads = 0  # how many streams have read from it
         self._view = view
 
     def read(self, vbucket: VBucket) -> Reading:
@@ -304,16 +284,11 @@ class EngineLease:
 
 
 class Leases:
-    """All leases of a node.
-
-    Attributes:
-        open: the open leases by number, oldest first.
-        granted, expired, withdrawn: counters.
-    """
+    """All leases of a node."""
 
     def __init__(self, bucket: Bucket, settings: UprSettings) -> None:
-        self.open: dict[int, EngineLease] = {}
-        self.granted = self.expired = self.withdrawn = 0
+        self.open: dict[int, EngineLease] = {}  # the open leases by number, oldest first
+        self.granted = self.expired = self.withdrawn = 0  # counters
         self._bucket = bucket
         self._settings = settings
 
@@ -414,14 +389,14 @@ class Leases:
         bucket = self._bucket
         vbuckets = {number: bucket.vbuckets[number] for number in numbers}
         readings: dict[int, Reading] = {}
-        held: dict[int, VBucketHoldings] = {}
+        holdings: dict[int, VBucketHoldings] = {}
         name, view = bucket.entropy.uuid48(), bucket.store.view()
-        lease = EngineLease(name, expires_at, view, vbuckets, readings, held, reader)
+        lease = EngineLease(name, expires_at, view, vbuckets, readings, holdings, reader)
         try:
             for number, vbucket in vbuckets.items():
                 reading = readings[number] = lease.read(vbucket)
                 log = vbucket.failover_log
-                held[number] = VBucketHoldings(log, reading.end_seqno, reading.purge_seqno)
+                holdings[number] = VBucketHoldings(log, reading.end_seqno, reading.purge_seqno)
         except StoreError:
             lease.close()
             raise

@@ -401,7 +401,7 @@ def overwrite(
     return item
 
 
-def begin_anew(bucket: Bucket, vbucket: VBucket) -> None:
+def begin_again(bucket: Bucket, vbucket: VBucket) -> None:
     """Empty a vBucket and give it a new history; its consumers have to start over too."""
     vbucket.reset(bucket.entropy.uuid48())
     _remember(bucket, vbucket)

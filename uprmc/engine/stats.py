@@ -98,12 +98,7 @@ _CLASSES = 41
 
 
 class Histogram:
-    """Durations by class: below 1 us, then from each power of two to the next.
-
-    Attributes:
-        total: how many were counted.
-        sum_s: how long they took together.
-    """
+    """Durations by class: below 1 us, then from each power of two to the next."""
 
     __slots__ = ("_counts", "sum_s", "total")
 
@@ -133,8 +128,8 @@ class Histogram:
     def reset(self) -> None:
         """Forget everything."""
         self._counts = [0] * _CLASSES
-        self.total = 0
-        self.sum_s = 0.0
+        self.total = 0  # how many were counted
+        self.sum_s = 0.0  # how long they took together
 
 
 @dataclass(slots=True)

@@ -192,21 +192,17 @@ def _bytes_of(entries: Iterable[int]) -> int:
 
 
 class TombstoneIndex:
-    """The tombstones that one vBucket has on disk.
-
-    Attributes:
-        newest: no tombstone has a higher seqno.
-        number, bytes: of all of them.
-    """
+    """The tombstones that one vBucket has on disk."""
 
     __slots__ = ("_blocks", "bytes", "newest", "number")
 
     def __init__(self) -> None:
         self._blocks: dict[int, _Block] = {}
+        # No tombstone has a higher seqno; how many there are, and the bytes of all of them.
         self.newest = self.number = self.bytes = 0
 
     def add(self, seqno: int, size: int) -> None:
-        """Count a tombstone; one that is counted already is counted anew."""
+        """Count a tombstone; one that is counted already is counted again."""
         is_newest = seqno > self.newest
         if is_newest:
             self.newest = seqno

@@ -57,24 +57,16 @@ class WarmupStart(NamedTuple):
 
 
 class Warmup:
-    """One warm-up of one bucket.
-
-    Attributes:
-        state: the present state of warm-up.
-        records: number of records in the store, tombstones included.
-        keys: how many of them have been read for their keys.
-        values: how many values have been loaded.
-        was_clean: whether the data directory had been left in order (or is new).
-        origins: number -> each vBucket at the start, including those of a new directory.
-    """
+    """One warm-up of one bucket."""
 
     def __init__(self, bucket: Bucket) -> None:
         self._bucket = bucket
-        self.state = WarmupState.INITIALIZE
-        self.records = 0
-        self.keys = 0
-        self.values = 0
-        self.was_clean = True
+        self.state = WarmupState.INITIALIZE  # the present state of warm-up
+        self.records = 0  # number of records in the store, tombstones included
+        self.keys = 0  # how many of them have been read for their keys
+        self.values = 0  # how many values have been loaded
+        self.was_clean = True  # whether the data directory had been left in order (or is new)
+        # Number -> each vBucket at the start, including those of a new directory.
         self.origins: dict[int, WarmupStart] = {}
         self._raised: set[VBucket] = set()
         self._listed = 0

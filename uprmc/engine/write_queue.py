@@ -36,11 +36,11 @@ __all__ = ["SEGMENT_BITS", "QueueView", "WriteQueue"]
 class QueueView:
     """The queue as it was at one moment. Close it: an open view keeps superseded entries alive."""
 
-    __slots__ = ("_held", "_passed", "_queue", "high_seqno", "number")
+    __slots__ = ("_kept", "_passed", "_queue", "high_seqno", "number")
 
     def __init__(self, queue: WriteQueue, number: int, high_seqno: int) -> None:
         self._queue = queue
-        self._held: list[int] = []
+        self._kept: list[int] = []
         self._passed = 0
         self.number = number
         self.high_seqno = high_seqno
@@ -145,7 +145,7 @@ class WriteQueue(QueueFront):
         return len(self._segments)
 
     @property
-    def held(self) -> int:
+    def retired(self) -> int:
         """Number of retired entries that open views keep alive."""
         return len(self._dead)
 
@@ -164,10 +164,10 @@ class WriteQueue(QueueFront):
         assert self.live == len(seen) - len(self._dead)
         assert self.viewed == bool(self._views)
         assert self.tail is self._segments.get(self.tail_number)
-        held = [seqno for view in self._views.values() for seqno in view._held]
-        assert sorted(held) == sorted(self._dead), "a retired entry has no view, or two"
+        kept = [seqno for view in self._views.values() for seqno in view._kept]
+        assert sorted(kept) == sorted(self._dead), "a retired entry has no view, or two"
         for view in self._views.values():
-            assert all(seqno <= view.high_seqno for seqno in view._held)
+            assert all(seqno <= view.high_seqno for seqno in view._kept)
         assert len(live) == len(set(live)), "a key has two live entries"
 
     def open_segment(self, number: int) -> Segment:
@@ -199,7 +199,7 @@ class WriteQueue(QueueFront):
                 break  # older views show even less
             if view._passed < seqno:
                 self._dead[seqno] = self._next_view
-                view._held.append(seqno)
+                view._kept.append(seqno)
                 return
         self._remove(seqno)
 
@@ -253,17 +253,17 @@ class WriteQueue(QueueFront):
         if self._views.pop(view.number, None) is None:
             return
         self.viewed = bool(self._views)
-        if not view._held:
+        if not view._kept:
             return
         older = [each for each in reversed(self._views.values()) if each.number < view.number]
-        for seqno in view._held:
+        for seqno in view._kept:
             for each in older:
                 if each._passed < seqno <= each.high_seqno:
-                    each._held.append(seqno)
+                    each._kept.append(seqno)
                     break
             else:
                 del self._dead[seqno]
                 self._remove(seqno)
-        view._held = []
+        view._kept = []
         if not self._dead:
             self._dead = {}  # an emptied dict keeps its memory

@@ -535,7 +535,7 @@ class BinarySession(Conversation):
         """Answer an OPEN and let a session that knows streams carry the conversation on."""
         raise NotImplementedError  # abstract
 
-    def begin_anew(self) -> None:
+    def admit(self) -> None:
         """Let a session carry the conversation on that knows who has logged in."""
         raise NotImplementedError  # abstract
 

@@ -26,14 +26,7 @@ _VBUCKETS_MAX = 0x10000
 
 
 class ServedMap:
-    """One node's map.
-
-    Attributes:
-        addresses: where the node listens, by listener's name (``upr``, ``http``), as HOST:PORT.
-        tls: whether the node's listeners for documents speak TLS.
-        https: whether those for HTTP do.
-        uuid: identity of the data, 0 = unknown.
-    """
+    """One node's map."""
 
     __slots__ = ("_epoch", "_own", "_rev", "_seen", "_set", "addresses", "https", "tls", "uuid")
 
@@ -45,9 +38,11 @@ class ServedMap:
         https: bool = False,
         uuid: int = 0,
     ) -> None:
+        # Where the node listens, by listener's name (``upr``, ``http``), as HOST:PORT.
         self.addresses = addresses
+        # Whether the node's listeners for documents, and those for HTTP, speak TLS.
         self.tls, self.https = tls, https
-        self.uuid = uuid
+        self.uuid = uuid  # identity of the data, 0 = unknown
         self._set = b""
         self._own = b""
         self._seen: tuple[dict[str, int], list[int], list[int]] | None = None

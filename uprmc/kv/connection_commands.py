@@ -2,7 +2,7 @@
 
 SASL on a binary connection: SASL_LIST_MECHS, SASL_AUTH and SASL_STEP.
 
-Where nobody logs in, all three are unknown commands, so that clients continue without a login.
+Where logins are off, all three are unknown commands, so that clients continue without a login.
 After a success another session carries the conversation on, which knows what the user may do.
 """
 
@@ -261,7 +261,7 @@ def _admit(
     def admitted() -> None:
         if not session.lost:
             session.reply(request, value=value)
-            session.begin_anew()
+            session.admit()
 
     done = door.admit(name, admitted, lambda: _put_off(session, request, door, *waits))
     if not (done or waits):
@@ -286,7 +286,7 @@ def _stay_out(session: BinarySession, door: Door, resume: Callable[[], None]) ->
         resume()
     else:
         door.leave()
-        session.begin_anew()
+        session.admit()
 
 
 def _refuse(

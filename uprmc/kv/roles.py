@@ -5,7 +5,7 @@ share it. Without users there is none, and everybody may do everything.
 
 `protocol.opcodes` has the roles of opcodes, words of text have a table here. Where a word is in the
 sets of several roles, any of these is enough. The tables are turned round once: a session knows
-what its user may *not* use, which is nothing where nobody logs in. A few commands ask for more by
+what its user may *not* use, which is nothing where logins are off. A few commands ask for more by
 themselves (`require`); `FINER` lists them.
 """
 
@@ -35,7 +35,7 @@ _READ_AND_WRITE = frozenset({Role.READ, Role.WRITE})
 def role_of(opcode: int) -> frozenset[Role] | None:
     """Return the roles of which an opcode needs one, none if every user may use it.
 
-    ``None`` means that nobody may: there is no such command. What needs two roles has both.
+    ``None`` means that no user may: there is no such command. What needs two roles has both.
     """
     if opcode not in _KNOWN:
         return None
@@ -123,7 +123,7 @@ def needs_of(opcode: int) -> str:
 
 @cache
 def denied_opcodes(roles: frozenset[Role] | None) -> frozenset[int]:
-    """Return what a user with these roles may not use; ``None`` = nobody has logged in."""
+    """Return what a user with these roles may not use; ``None`` = not logged in."""
     if roles is None:
         return _ALL - OPEN_OPCODES
     return frozenset(opcode for opcode in _KNOWN if not _may(opcode, roles))
@@ -156,8 +156,8 @@ class Door(Protocol):
     """The user at the other end of one connection.
 
     Attributes:
-        plain: whether a password may be sent in clear here: nobody can listen.
-        roles: of the user who has logged in, ``None`` = nobody has.
+        plain: whether a password may be sent in clear here: no one can listen.
+        roles: of the user who has logged in, ``None`` = not logged in.
         exchange: a login by SCRAM that has begun.
     """
 
@@ -166,13 +166,13 @@ class Door(Protocol):
     exchange: tuple[Mechanism, ServerExchange] | None
 
     def over(self, now: float) -> bool:
-        """Tell whether to hang up: who logged in is gone or has changed, or nobody does in time."""
+        """Tell whether to hang up: the user is gone or has changed, or no login came in time."""
 
     def begin(self, mechanism: Mechanism) -> ServerExchange:
         """Return a new exchange."""
 
     def check(self, credentials: Credentials, checked: Callable[[bool | None], None]) -> None:
-        """Check a password; `checked` is told, now or later. ``None`` = too many are waiting."""
+        """Check a password; `checked` is called, now or later. ``None`` = too many are waiting."""
 
     def admit(self, name: str, then: Callable[[], None], busy: Callable[[], None]) -> bool:
         """Let a user in whose password was right, and call `then`; `roles` are the user's then.

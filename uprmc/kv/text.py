@@ -20,7 +20,7 @@ A text conversation before its login, which is a ``set`` whose data are name and
     STORED
 
 Key, flags and expiry time may be anything, and are ignored. Everything else is refused until then,
-except ``version`` and ``quit``. As with SASL PLAIN, nobody must be able to listen.
+except ``version`` and ``quit``. As with SASL PLAIN, no one may be able to listen.
 """
 
 from __future__ import annotations
@@ -116,9 +116,6 @@ class Retrieval:
         with_cas: whether the replies carry CAS values (gets, gats).
         expiry: new expiry of every document (gat, gats), Unix time; ``None`` = unchanged.
         ends: whether these are the last keys, which an END follows.
-
-    Attributes:
-        done: whether everything has been answered.
     """
 
     __slots__ = (
@@ -135,7 +132,7 @@ class Retrieval:
         expiry: int | None,
         ends: bool = True,
     ) -> None:
-        self.done = False
+        self.done = False  # whether everything has been answered
         self._ends = ends
         self._bucket = bucket
         self._with_cas = with_cas
@@ -248,22 +245,15 @@ _NOTHING: frozenset[bytes] = frozenset()
 
 
 class _OpenLine:
-    """A retrieval whose line is not complete, and whose keys are answered as they arrive.
-
-    Attributes:
-        with_cas: whether the replies carry CAS values.
-        expiry: as `Retrieval`'s.
-        has_keys: whether there has been a key.
-        refused: whether it has got an error, and the rest of the line is skipped.
-    """
+    """A retrieval whose line is not complete, and whose keys are answered as they arrive."""
 
     __slots__ = ("expiry", "has_keys", "refused", "with_cas")
 
     def __init__(self, with_cas: bool) -> None:
-        self.with_cas = with_cas
-        self.expiry: int | None = None
-        self.has_keys = False
-        self.refused = False
+        self.with_cas = with_cas  # whether the replies carry CAS values
+        self.expiry: int | None = None  # as `Retrieval`'s
+        self.has_keys = False  # whether there has been a key
+        self.refused = False  # whether it has got an error, and the rest of the line is skipped
 
 
 _unpack_tail = TAIL.unpack_from

@@ -278,7 +278,7 @@ ALWAYS_ANSWERED: dict[bytes, Handler] = {
 
 
 #: Dumps that may run at the same time. A client that stops reading keeps its dump for as long as
-#: its connection lasts, and nobody should wait for that.
+#: its connection lasts, and no peer should wait for that.
 DUMPS_MOST = 64
 
 #: Documents listed before others have their turn: below a millisecond.

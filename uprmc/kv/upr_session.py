@@ -338,7 +338,7 @@ class UprSession(BinarySession):
         super().close(misuse)
         self.peer.release_views()
 
-    def begin_anew(self) -> None:
+    def admit(self) -> None:
         """Hang up: a stream belongs to the user who opened it."""
         self.close("a login on a connection with streams")
 
@@ -482,7 +482,7 @@ class ClientSession(BinarySession):
 
     __slots__ = ()
 
-    def begin_anew(self) -> None:
+    def admit(self) -> None:
         """Let a session of the same kind carry the conversation on for another user."""
         successor = ClientSession(self.services, self._wake, by_key=self.by_key)
         successor.negotiated, successor.with_seqnos = self.negotiated, self.with_seqnos

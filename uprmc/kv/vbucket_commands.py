@@ -464,8 +464,8 @@ def compact(session: BinarySession, request: RequestFrame) -> None:
         if ok:
             done = compactor.last
             fixed = COMPACT_REPLY.pack(done.start, done.end, done.dropped)
-            told = fixed + (shown(done.limited_by) or "").encode()
-            session.reply(request, value=told if flags else b"")
+            reached = fixed + (shown(done.limited_by) or "").encode()
+            session.reply(request, value=reached if flags else b"")
         else:
             session.reply(request, Status.TEMPORARY_FAILURE)
         resume()
@@ -476,7 +476,7 @@ def compact(session: BinarySession, request: RequestFrame) -> None:
 
 
 def _begin(session: BinarySession, request: RequestFrame, rule: PurgeRule) -> None:
-    """Ask for a compaction that nobody waits for, unless it is asked for already."""
+    """Ask for a compaction that no client waits for, unless it is asked for already."""
     bucket = session.bucket
     if not bucket.compactor.is_queued(request.vbucket, rule):
         bucket.compact(request.vbucket, rule, lambda _: None)

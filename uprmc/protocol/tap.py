@@ -64,7 +64,7 @@ class Connect(NamedTuple):
     oldest_entry_s: int = 0  # Unix time of BACKFILL; without it 0
     vbuckets: tuple[int, ...] | None = None  # of LIST_VBUCKETS, each once; ``None`` = all
     # vBucket -> id of the last closed checkpoint, of CHECKPOINT.
-    last_closed: dict[int, int] = {}  # noqa: RUF012  # nobody changes it
+    last_closed: dict[int, int] = {}  # noqa: RUF012  # it is never changed
     closed_only: bool = False  # of REGISTERED_CLIENT: whether only closed checkpoints are wanted
 
     def has(self, flag: ConnectFlag) -> bool:

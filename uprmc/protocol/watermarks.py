@@ -81,7 +81,7 @@ HWT_REPLICATE_EXTRAS = derive(HwtReplicateExtras)
 
 
 class WatermarkRecord(NamedTuple):
-    """One row, as HWT_READ shows it; a floor of 0 = there is none, or it is not told."""
+    """One row, as HWT_READ shows it; a floor of 0 = there is none, or it is not shown."""
 
     id: bytes
     kind: int

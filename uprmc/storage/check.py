@@ -148,7 +148,7 @@ def _check_place(path: Path, env: lmdb.Environment, meta: lmdb._Database, found:
     try:
         place = unpack_place(layout.unsealed(layout.PLACE_KEY, stored)) if stored else None
     except StoreCorrupt:
-        return  # it was told already
+        return  # it was named already
     for file in found.files:
         known = place is None or number_beside(path) in (place.number, place.number - 1)
         if file.name == PLACE_FILE and not known:
@@ -172,4 +172,4 @@ def _check_records(view: LmdbView, found: Checked, damage: list[str]) -> None:
 
 
 def _ignore(_: LmdbView) -> None:
-    """Stand in where nobody counts views."""
+    """Stand in where views are not counted."""

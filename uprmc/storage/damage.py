@@ -4,7 +4,7 @@ A segment's checksums tell that something in it is damaged and which of its reco
 the others are cannot be learned from themselves: the index by id has each key with its seqno. So
 the live records that should be in a damaged segment are those of the index whose seqnos belong
 there, and the damaged ones are these without the sound ones. A damaged record that is not live any
-more is nobody's loss and is not named.
+more is no loss and is not named.
 
 Readers are in several threads; `Damage` takes what they find. Nothing here repairs anything.
 """
@@ -29,16 +29,11 @@ _NAMED_MAX = 100_000
 
 
 class Damage:
-    """The damaged records of one store that readers have met.
-
-    Attributes:
-        total: how many were named since the store was opened.
-        news: those that nobody has been told of yet, oldest first.
-    """
+    """The damaged records of one store that readers have met."""
 
     def __init__(self) -> None:
-        self.total = 0
-        self.news: deque[Damaged] = deque()
+        self.total = 0  # how many were named since the store was opened
+        self.news: deque[Damaged] = deque()  # those that were not returned yet, oldest first
         self._named: set[Damaged] = set()
         self._inside: dict[tuple[bytes, int], list[Damaged]] = {}
 

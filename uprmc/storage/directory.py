@@ -169,7 +169,7 @@ def open_directory(
     settings: StorageSettings | None = None,
     sync: bool = True,
     on_upgrade: upgrade.Progress = _nobody_asks,
-    anew: str = "",
+    reason: str = "",
 ) -> LmdbStore:
     """Open the store in `path`; make both when they are absent. Closing the store unlocks it.
 
@@ -181,8 +181,8 @@ def open_directory(
         conflict_rule: what it must have; ``None`` takes what it has (revisions for a new one).
         settings: sizes of the map.
         sync: whether a commit survives a power loss.
-        on_upgrade: is told how an upgrade goes, if the directory has an older format.
-        anew: why the store shall begin a new history in any case; empty = only if it must.
+        on_upgrade: called with how an upgrade goes, if the directory has an older format.
+        reason: why the store shall begin a new history in any case; empty = only if it must.
 
     Raises:
         StoreRefused: it cannot be used; the text is for the operator.
@@ -195,7 +195,7 @@ def open_directory(
         rule = conflict_rule or ConflictRule.REVISION
         fresh = Identity(FORMAT_VERSION, vbuckets or DEFAULT_VBUCKETS, uuid, rule)
         return _opened(
-            path, fresh, vbuckets, conflict_rule, settings, sync, guard, on_upgrade, anew
+            path, fresh, vbuckets, conflict_rule, settings, sync, guard, on_upgrade, reason
         )
     except BaseException:
         guard.close()
@@ -300,7 +300,7 @@ def _opened(
     sync: bool,
     guard: FileIO,
     on_upgrade: upgrade.Progress,
-    anew: str,
+    reason: str,
 ) -> LmdbStore:
     try:
         store = LmdbStore(path, fresh=fresh, settings=settings, sync=sync, on_close=guard.close)
@@ -308,7 +308,7 @@ def _opened(
             _check_identity(path, store, vbuckets, conflict_rule)
             store.upgrade(on_upgrade)
             store.check()
-            store.new_history = _settle(path, store, fresh.uuid, anew)
+            store.new_history = _settle(path, store, fresh.uuid, reason)
             sync_directory(path)
         except BaseException:
             store.close()
@@ -326,7 +326,7 @@ def _opened(
     return store
 
 
-def _settle(path: Path, store: LmdbStore, uuid: int, anew: str) -> str:
+def _settle(path: Path, store: LmdbStore, uuid: int, reason: str) -> str:
     """Record where the store is, and begin a new history if it was somewhere else or is older.
 
     Returns:
@@ -336,12 +336,12 @@ def _settle(path: Path, store: LmdbStore, uuid: int, anew: str) -> str:
     known = 0
     if data is not None:
         recorded = unpack_place(data)
-        anew, known = anew or difference(recorded, file, beside), recorded.number
+        reason, known = reason or difference(recorded, file, beside), recorded.number
     place = StorePlace(file, max(known, beside, 0) + 1, str(path.absolute()))
     owner = b"%016x %d" % (uuid, os.getpid())
-    store.settle(pack_place(place), owner, uuid if anew else None)
+    store.settle(pack_place(place), owner, uuid if reason else None)
     put_beside(path, place.number)
-    return anew
+    return reason
 
 
 def begin_new_history(path: Path, uuid: int) -> None:
@@ -352,7 +352,7 @@ def begin_new_history(path: Path, uuid: int) -> None:
     """
     if not (path / DATA_FILE).is_file():
         raise StoreRefused(f"{path} holds no uprmc store: name the data directory of a node")
-    open_directory(path, uuid=uuid, anew="it was asked for").close()
+    open_directory(path, uuid=uuid, reason="it was asked for").close()
 
 
 def _check_identity(

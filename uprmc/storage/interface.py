@@ -98,14 +98,10 @@ class Damaged(NamedTuple):
 
 
 class DamagedRecords(StoreCorrupt):
-    """What was to be read has damaged records.
-
-    Attributes:
-        records: these.
-    """
+    """What was to be read has damaged records."""
 
     def __init__(self, records: list[Damaged]) -> None:
-        self.records = records
+        self.records = records  # these
         first = records[0]
         more = f" and {len(records) - 1} more" if len(records) > 1 else ""
         super().__init__(

@@ -3,7 +3,7 @@
 Three things surprise. LMDB reads through a memory map, so a file that was cut short would kill the
 process with a bus error; `LmdbFiles` finds that out before it reads. A write that the device took
 only in part is reported as an input/output error, although the device is just full. And the map is
-made larger by opening the environment anew: unlike LMDB's own call, that can fall back to the old
+made larger by opening the environment again: unlike LMDB's own call, that can fall back to the old
 size when the process may not have more address space.
 """
 
@@ -130,7 +130,7 @@ _NUMBER = Struct("=Q")
 _NO_PAGE = 2**64 - 1
 _DEPTH_MAX = 32
 
-#: Sums that are kept apart; beyond it the oldest two become one, and too little is told.
+#: Sums that are kept apart; beyond it the oldest two become one, and the count is too low.
 _SUMS_MAX = 4_096
 
 
@@ -188,7 +188,7 @@ class PinnedPages:
     def freed(self, transaction: int, pages: int) -> None:
         """Learn what a transaction has freed while views were open."""
         sums = self._sums
-        if sums and self._newest_view < sums[-1][0]:  # whoever pins the one pins the other
+        if sums and self._newest_view < sums[-1][0]:  # who pins the one pins the other
             first, before = sums.pop()
             sums.append((first, before + pages))
         else:
@@ -237,7 +237,7 @@ class Databases(NamedTuple):
 
 
 def store_error(error: lmdb.Error) -> StoreError:
-    """Translate what LMDB reports; `EIO` needs `LmdbFiles.failure` to be told apart."""
+    """Translate what LMDB reports; `EIO` needs `LmdbFiles.failure` to be understood."""
     if isinstance(error, lmdb.MapFullError):
         return StoreMapFull(str(error))
     if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError)):

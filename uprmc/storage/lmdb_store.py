@@ -57,9 +57,6 @@ class LmdbView:
     """See `interface.StoreView`.
 
     An iterator that it handed out stops with `StoreError` once the view or the store is closed.
-
-    Attributes:
-        transaction: the number of the commit whose state it reads.
     """
 
     def __init__(
@@ -72,7 +69,7 @@ class LmdbView:
             self._databases = files.databases
             self._read_ahead = files.read_ahead
             self._txn = files.env.begin()
-            self.transaction = self._txn.id()
+            self.transaction = self._txn.id()  # the number of the commit whose state it reads
         except lmdb.Error as error:
             raise store_error(error) from error
 
@@ -303,16 +300,12 @@ _TOGETHER_BYTES = 4_096
 
 
 class Sweep:
-    """Where the next commit goes on with rewriting segments.
-
-    Attributes:
-        position: the by-seq key up to which the last one came.
-    """
+    """Where the next commit goes on with rewriting segments."""
 
     __slots__ = ("position",)
 
     def __init__(self) -> None:
-        self.position = b""
+        self.position = b""  # the by-seq key up to which the last one came
 
 
 class BatchWriter:
@@ -682,7 +675,7 @@ TAKEN = (
     "another process has opened the data directory: this one ends, so that they do not both write"
 )
 
-#: Damaged records that are told of in one call.
+#: Damaged records that are returned by one call.
 NAMED_AT_ONCE = 256
 
 
@@ -696,10 +689,6 @@ class LmdbStore:
     Without `sync` a commit survives the death of the process, but a power loss may damage the file
     if the file system wrote its pages in another order; `sync` ends that danger until the next
     commit.
-
-    Attributes:
-        damage: records that were found damaged.
-        new_history: why the store began a new history when it was opened; empty = it did not.
     """
 
     def __init__(
@@ -727,9 +716,10 @@ class LmdbStore:
         self._views: WeakSet[LmdbView] = WeakSet()
         self._pinned = PinnedPages()
         self._sweep = Sweep()
-        self.damage = Damage()
+        self.damage = Damage()  # records that were found damaged
         self._owner = b""
         self._on_close = on_close
+        # Why the store began a new history when it was opened; empty = it did not.
         self.new_history = ""
 
     def identity(self) -> Identity:

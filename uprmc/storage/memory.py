@@ -193,13 +193,10 @@ class MemoryStore:
 
     With ``sync=False`` a commit is only "in the page cache" until `sync` is called: the process
     sees it, a power loss takes it back.
-
-    Attributes:
-        closed: nothing can be done with it any more.
     """
 
     def __init__(self, *, sync: bool = True) -> None:
-        self.closed = False
+        self.closed = False  # nothing can be done with it any more
         self._sync = sync
         self._state = _State()
         self._synced = self._state

@@ -10,7 +10,7 @@ never overlap::
     4 for each checksum of the record, the last 32 bits; its seed is the number of its vBucket
                the records
 
-Checksums are XXH3 of 64 bits. Whoever reads a segment checks the first one (`is_intact`), which
+Checksums are XXH3 of 64 bits. Who reads a segment checks the first one (`is_intact`), which
 costs next to nothing: a CRC-32 would add a tenth to a backfill. Only if it is wrong those of the
 records tell which of them can be trusted (`sound`).
 

@@ -7,7 +7,7 @@ of format 1 or 2 becomes one of format 4 first, with one record in each segment.
 
 The work is done in transactions of bounded size. The first one gives the directory the new format,
 so that older versions refuse it, and a mark that says how far it is; the last one removes the mark.
-Whoever opens the directory and finds the mark goes on from there.
+An opening that finds the mark goes on from there.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
-from uprmc.engine.replica import begin_anew, flush_all, outrank, overwrite
+from uprmc.engine.replica import begin_again, flush_all, outrank, overwrite
 from uprmc.engine.vbucket import VBucket
 from uprmc.errors import (
     CommandError,
@@ -483,7 +483,7 @@ class TapConsumer:
         if code == TapOpaque.INITIAL_VBUCKET_STREAM:  # empty it, a backfill follows
             vbucket = self._vbucket(number)
             self._boundaries.begin_backfill(vbucket.id)
-            begin_anew(self._bucket, vbucket)
+            begin_again(self._bucket, vbucket)
         elif code == TapOpaque.CLOSE_BACKFILL:
             found = self._bucket.vbuckets.get(number)
             if found is not None and self._boundaries.end_backfill(number):

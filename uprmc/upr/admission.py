@@ -167,7 +167,7 @@ def admit_to_lease(
         NotMyVBucket: the lease does not hold this vBucket.
         RangeExceeded, RollbackRequired, InvalidArguments, KeyExists: as `admit`.
     """
-    holdings = lease.held.get(start.vbucket)
+    holdings = lease.holdings.get(start.vbucket)
     if holdings is None:
         raise NotMyVBucket(start.vbucket)
     request = start.request

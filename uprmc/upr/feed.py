@@ -285,7 +285,7 @@ class Readings:
         settings = self._hub.settings
         for stream, since in list(self._open_since.items()):
             too_long = now - since > settings.reading_max_s
-            if too_long or stream.vbucket.queue.held > settings.reading_items:
+            if too_long or stream.vbucket.queue.retired > settings.reading_items:
                 stream.release()
 
     def release_all(self) -> None:

@@ -302,9 +302,9 @@ class Producer:
             lease, start, self._hub.settings, repeated=number in self.feed.streams, floor=floor
         )
         stream = LeaseStream(self.feed, number, start.opaque, admitted, self._form(), lease)
-        end_seqno = lease.held[number].high_seqno
+        end_seqno = lease.holdings[number].high_seqno
         self._follow(stream, admitted, end_seqno, floor, reader=lease.reader)
-        return stream, lease.held[number].failover_log
+        return stream, lease.holdings[number].failover_log
 
     def _new_stream(self, vbucket: VBucket, start: StreamStart, first_generation: bool) -> Stream:
         hub, feed, opaque, form = self._hub, self.feed, start.opaque, self._form()

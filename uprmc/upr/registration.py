@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
-from uprmc.engine.watermarks.registry import Reported, held_of
+from uprmc.engine.watermarks.registry import Reported, holdings_of
 from uprmc.engine.watermarks.rows import (
     NEVER,
     Kind,
@@ -420,7 +420,7 @@ class Tables:
         """Return up to where the replica holds everything, as the present history sees it."""
         uuid = vbucket.failover_log[0].uuid if report.vb_uuid is None else report.vb_uuid
         row = Row(report.id, report.kind, report.watermark, uuid, None, 0, 0)
-        return judged([row], held_of(vbucket))[0].watermark
+        return judged([row], holdings_of(vbucket))[0].watermark
 
     def _table(self, stream: Stream, replica: _Replica) -> bytes | None:
         vbucket, name = stream.vbucket, replica.report.id

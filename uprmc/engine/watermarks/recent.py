@@ -1,4 +1,4 @@
-"""What has lately become of deletions and rows, to be told to clients and operators.
+"""What has lately become of deletions and rows, for clients and operators.
 
 **Dropped**: which tombstones were dropped, so that an outpaced client can learn what it missed.
 Memory is bounded: of each vBucket the newest seqnos and the newest keys are remembered, until the

@@ -79,7 +79,7 @@ class Pinned(NamedTuple):
     amount: Amount
 
 
-def held_of(vbucket: VBucket) -> VBucketHoldings:
+def holdings_of(vbucket: VBucket) -> VBucketHoldings:
     """Return what the rules need to know about a vBucket."""
     return VBucketHoldings(vbucket.failover_log, vbucket.high_seqno, vbucket.purge_seqno)
 
@@ -139,7 +139,7 @@ class Watermarks:
         """Return the live rows of a vBucket by id, as its present history sees them."""
         self._expire(vbucket)
         table = self._tables.get(vbucket.id)
-        rows = [] if table is None else table.judged(held_of(vbucket))
+        rows = [] if table is None else table.judged(holdings_of(vbucket))
         reach = self._reach(vbucket)
         return rows if reach is None else [row.within(reach) for row in rows]
 
@@ -168,10 +168,10 @@ class Watermarks:
     def limit(self, vbucket: VBucket) -> Limit:
         """Return how far a vBucket may be purged; expired rows are removed first."""
         self._expire(vbucket)
-        table, held, reach = self._table(vbucket.id), held_of(vbucket), self._reach(vbucket)
+        table, holdings, reach = self._table(vbucket.id), holdings_of(vbucket), self._reach(vbucket)
         if reach is not None:
-            return table.limit_of_copy(held, reach)
-        return table.limit(held, self._flusher.durable_seqno(vbucket), self._now())
+            return table.limit_of_copy(holdings, reach)
+        return table.limit(holdings, self._flusher.durable_seqno(vbucket), self._now())
 
     def pinned(self, vbucket: VBucket, upto: int) -> Pinned | None:
         """Return what one row of a vBucket alone keeps, if there is such a row.
@@ -184,7 +184,7 @@ class Watermarks:
         table, reach = self._tables.get(vbucket.id), self._reach(vbucket)
         if table is None:
             return None
-        rows = table.needing(held_of(vbucket))
+        rows = table.needing(holdings_of(vbucket))
         pin = pin_of(rows if reach is None else [row.within(reach) for row in rows], upto)
         if pin is None:
             return None
@@ -226,11 +226,11 @@ class Watermarks:
         """
         if vbucket.state != VBucketState.ACTIVE:
             raise NotMyVBucket(vbucket.id)
-        held = held_of(vbucket)
+        holdings = holdings_of(vbucket)
         self._expire(vbucket)
         table = self._table(vbucket.id)
         try:
-            new = table.report(report, owner, held, self._now())
+            new = table.report(report, owner, holdings, self._now())
         except Outpaced as error:
             self.note_outpaced(vbucket, report.id, report.watermark)
             error.former = self._former.get((vbucket.id, report.id), Former())
@@ -244,7 +244,7 @@ class Watermarks:
         if new:
             self._registered(vbucket.id, report.id)
         on_disk = (vbucket.id, report.id) not in self._lacking
-        return Reported(held.purge_seqno, held.high_seqno, lifetime_s, on_disk)
+        return Reported(holdings.purge_seqno, holdings.high_seqno, lifetime_s, on_disk)
 
     def take_plain(
         self, vbuckets: Mapping[int, VBucket], common: Common, reports: Sequence[OneReport]
@@ -297,14 +297,14 @@ class Watermarks:
         self._expire(vbucket)
         own = self._reach(vbucket)
         reach = reach if own is None else min(reach, own)
-        return self._table(vbucket.id).show(name, reach, held_of(vbucket))
+        return self._table(vbucket.id).show(name, reach, holdings_of(vbucket))
 
     def is_incomplete(self, number: int) -> bool:
         """Tell whether rows of a replica's source are lacking here."""
         return self._table(number).incomplete
 
     def learn(self, vbucket: VBucket, rows: Iterable[Row], *, incomplete: bool) -> None:
-        """Take over the rows that a replica's source has told, in place of all others."""
+        """Take over the rows that a replica's source has sent, in place of all others."""
         table = WatermarkTable(self._settings, rows, incomplete=incomplete)
         table.changes = self.changes(vbucket.id) + 1
         self._tables[vbucket.id] = table
@@ -314,7 +314,7 @@ class Watermarks:
         """Go on with the rows of a vBucket that has become active, see `WatermarkTable`."""
         table = self._tables.get(vbucket.id)
         if table is not None:
-            table.promote(held_of(vbucket), self._now())
+            table.promote(holdings_of(vbucket), self._now())
             for row in table.stored():
                 self._registered(vbucket.id, row.id)
             self._write(vbucket.id)
@@ -393,8 +393,8 @@ class Watermarks:
         gone = table.expire(self._now())
         if not gone:
             return
-        held, index = held_of(vbucket), self._flusher.tombstones.of(vbucket.id)
-        pin = pin_of(needing([*table.stored(), *gone], held), vbucket.persisted_seqno)
+        holdings, index = holdings_of(vbucket), self._flusher.tombstones.of(vbucket.id)
+        pin = pin_of(needing([*table.stored(), *gone], holdings), vbucket.persisted_seqno)
         for row in gone:
             kept = Amount()
             if pin is not None and pin[0].id == row.id:

@@ -126,16 +126,16 @@ def granted_lifetime_s(kind: Kind, asked_s: int, settings: PurgeSettings) -> int
     return min(asked_s, default)
 
 
-def judged(rows: Iterable[Row], held: VBucketHoldings) -> list[Row]:
+def judged(rows: Iterable[Row], holdings: VBucketHoldings) -> list[Row]:
     """Return rows as the present history sees them.
 
     What was reported in a history that ended earlier counts up to its end; what was reported in an
     unknown one counts for nothing.
     """
-    found, newest, high_seqno = list(rows), held.failover_log[0].uuid, held.high_seqno
+    found, newest, high_seqno = list(rows), holdings.failover_log[0].uuid, holdings.high_seqno
     if all(row.vb_uuid == newest and row.effective <= high_seqno for row in found):
         return found
-    ends = ends_of_branches(held.failover_log, high_seqno)
+    ends = ends_of_branches(holdings.failover_log, high_seqno)
     return [_within(row, ends) for row in found]
 
 
@@ -152,22 +152,24 @@ class HasHistory(Protocol):
     def purge_seqno(self) -> int: ...
 
 
-def judged_one(row: Row, held: HasHistory) -> Row:
+def judged_one(row: Row, holdings: HasHistory) -> Row:
     """Return one row as the present history sees it; it is asked for with each stream."""
     _, _, watermark, uuid, floor, _, _, _ = row
     effective = watermark if floor is None or floor < watermark else floor
-    if uuid == held.failover_log[0].uuid and effective <= held.high_seqno:
+    if uuid == holdings.failover_log[0].uuid and effective <= holdings.high_seqno:
         return row
-    return judged([row], VBucketHoldings(held.failover_log, held.high_seqno, held.purge_seqno))[0]
+    return judged(
+        [row], VBucketHoldings(holdings.failover_log, holdings.high_seqno, holdings.purge_seqno)
+    )[0]
 
 
-def needing(rows: Iterable[Row], held: VBucketHoldings) -> list[Row]:
+def needing(rows: Iterable[Row], holdings: VBucketHoldings) -> list[Row]:
     """Return the rows, judged, whose clients may ask for deletions of the present history.
 
     Who reported in a history that is unknown now will be sent back to zero, and needs none.
     """
-    known = {entry.uuid for entry in held.failover_log}
-    return judged([row for row in rows if row.vb_uuid in known], held)
+    known = {entry.uuid for entry in holdings.failover_log}
+    return judged([row for row in rows if row.vb_uuid in known], holdings)
 
 
 def _within(row: Row, ends: Mapping[int, int]) -> Row:
@@ -177,18 +179,18 @@ def _within(row: Row, ends: Mapping[int, int]) -> Row:
     return row.within(end)
 
 
-def limit_of(rows: Iterable[Row], held: VBucketHoldings, durable_seqno: int) -> Limit:
+def limit_of(rows: Iterable[Row], holdings: VBucketHoldings, durable_seqno: int) -> Limit:
     """Return the limit of the purger; a row of several with the same seqno is the least by id.
 
     Args:
         rows: the live rows, judged.
-        held: the vBucket; the limit is never below its purge seqno.
+        holdings: the vBucket; the limit is never below its purge seqno.
         durable_seqno: everything up to here is on disk.
     """
     slowest = min(rows, key=lambda row: (row.effective, row.id), default=None)
     if slowest is not None and slowest.effective < durable_seqno:
-        return Limit(max(slowest.effective, held.purge_seqno), slowest.id)
-    return Limit(durable_seqno, "disk" if durable_seqno < held.high_seqno else None)
+        return Limit(max(slowest.effective, holdings.purge_seqno), slowest.id)
+    return Limit(durable_seqno, "disk" if durable_seqno < holdings.high_seqno else None)
 
 
 def pin_of(rows: Iterable[Row], upto: int) -> tuple[Row, int] | None:

@@ -64,17 +64,12 @@ class Former(NamedTuple):
 
 
 class Outpaced(RollbackRequired):
-    """The purger has passed a client that was not registered: it must begin at zero.
-
-    Attributes:
-        purge_seqno: how far the vBucket is purged.
-        former: the client's row that has expired.
-    """
+    """The purger has passed a client that was not registered: it must begin at zero."""
 
     def __init__(self, purge_seqno: int) -> None:
         super().__init__(SEQNO_NONE)
-        self.purge_seqno = purge_seqno
-        self.former = Former()
+        self.purge_seqno = purge_seqno  # how far the vBucket is purged
+        self.former = Former()  # the client's row that has expired
 
 
 class WatermarkTable:
@@ -101,20 +96,20 @@ class WatermarkTable:
         """Return the rows as they were reported, by id."""
         return [self._rows[name] for name in sorted(self._rows)]
 
-    def judged(self, held: VBucketHoldings) -> list[Row]:
+    def judged(self, holdings: VBucketHoldings) -> list[Row]:
         """Return the rows as the present history sees them, by id."""
-        return judged(self.stored(), held)
+        return judged(self.stored(), holdings)
 
-    def needing(self, held: VBucketHoldings) -> list[Row]:
+    def needing(self, holdings: VBucketHoldings) -> list[Row]:
         """Return those whose clients may ask for deletions, as the present history sees them."""
-        return needing(self.stored(), held)
+        return needing(self.stored(), holdings)
 
-    def find(self, name: bytes, held: HasHistory, now: float) -> Row | None:
+    def find(self, name: bytes, holdings: HasHistory, now: float) -> Row | None:
         """Return a live row as the present history sees it."""
         row = self._rows.get(name)
-        return None if row is None or row.is_expired(now) else judged_one(row, held)
+        return None if row is None or row.is_expired(now) else judged_one(row, holdings)
 
-    def limit(self, held: VBucketHoldings, durable_seqno: int, now: float) -> Limit:
+    def limit(self, holdings: VBucketHoldings, durable_seqno: int, now: float) -> Limit:
         """Return how far the vBucket may be purged."""
         live = [row for row in self._rows.values() if not row.is_expired(now)]
         # A replica that is promoted has the rows that it got, so no purge may go above them.
@@ -125,23 +120,23 @@ class WatermarkTable:
             for row in rows.values()
             if row.id in self._rows
         ]
-        return limit_of(needing([*live, *at_replicas], held), held, durable_seqno)
+        return limit_of(needing([*live, *at_replicas], holdings), holdings, durable_seqno)
 
-    def limit_of_copy(self, held: VBucketHoldings, durable_seqno: int) -> Limit:
+    def limit_of_copy(self, holdings: VBucketHoldings, durable_seqno: int) -> Limit:
         """Return how far a replica may be purged, as far as its own table goes."""
         if self.incomplete:
             return Limit(SEQNO_NONE, "source")
-        rows = judged(self._rows.values(), held)
-        return limit_of(rows, held._replace(purge_seqno=SEQNO_NONE), durable_seqno)
+        rows = judged(self._rows.values(), holdings)
+        return limit_of(rows, holdings._replace(purge_seqno=SEQNO_NONE), durable_seqno)
 
     # --- replicas -------------------------------------------------------------------------------
 
-    def show(self, name: bytes, reach: int, held: VBucketHoldings) -> Shown:
+    def show(self, name: bytes, reach: int, holdings: VBucketHoldings) -> Shown:
         """Return what the replica of this id gets, which has everything up to `reach`."""
         before = self._shown.get(name, {})
-        known = {entry.uuid for entry in held.failover_log}
+        known = {entry.uuid for entry in holdings.failover_log}
         sent = [row for row in self.stored() if goes_to_replicas(row) and row.vb_uuid in known]
-        reports = [judged(self._reports_of(row, before.get(row.id)), held) for row in sent]
+        reports = [judged(self._reports_of(row, before.get(row.id)), holdings) for row in sent]
         shown = shown_to(reports, reach)
         if name in self._rows:
             self._shown[name] = {row.id: row for row in shown.rows}
@@ -153,12 +148,12 @@ class WatermarkTable:
         if shown is not None:
             yield shown
 
-    def promote(self, held: VBucketHoldings, now: float) -> None:
+    def promote(self, holdings: VBucketHoldings, now: float) -> None:
         """Go on as the table of an active vBucket: everyone has a fresh lease.
 
         None may be ahead of where the new history begins. Replicas register again.
         """
-        rows = judged(filter(goes_to_replicas, self.stored()), held)
+        rows = judged(filter(goes_to_replicas, self.stored()), holdings)
         self._rows = {row.id: row._replace(reported_at=int(now)) for row in rows}
         self._earlier.clear()
         self._shown.clear()
@@ -180,7 +175,7 @@ class WatermarkTable:
         return gone
 
     def report(
-        self, report: WatermarkReport, owner: object, held: VBucketHoldings, now: float
+        self, report: WatermarkReport, owner: object, holdings: VBucketHoldings, now: float
     ) -> bool:
         """Register a client or take its report; return whether the row is new.
 
@@ -193,12 +188,12 @@ class WatermarkTable:
             OutOfMemory: there are as many rows as allowed.
         """
         report.check()
-        self._check_history(report, held)
+        self._check_history(report, holdings)
         self._check_owner(report.id, owner)
-        row = self.find(report.id, held, now)
+        row = self.find(report.id, holdings, now)
         if row is None and report.id not in self._rows and len(self) >= self._settings.max_rows:
             raise OutOfMemory(f"there are {self._settings.max_rows} rows")
-        reported = _reported(row, report, held, int(now), self._settings)
+        reported = _reported(row, report, holdings, int(now), self._settings)
         self._remember(report.id)
         self._rows[report.id] = reported
         if owner is not MANAGER:
@@ -278,16 +273,16 @@ class WatermarkTable:
         """Remove a row, also of another owner; return it, ``None`` if there is none."""
         return self._forget(name) if name in self._rows else None
 
-    def begin_build(self, name: bytes, floor: int, held: HasHistory, now: float) -> bool:
+    def begin_build(self, name: bytes, floor: int, holdings: HasHistory, now: float) -> bool:
         """Set the floor of a client that has nothing and whose stream from zero is accepted.
 
         It is set once more when the first snapshot is opened. Nothing happens if the row has gone,
         or if deletions above the floor have already been dropped; then it returns ``False``.
         """
         row = self._rows.get(name)
-        if row is None or floor < held.purge_seqno or row.is_expired(now):
+        if row is None or floor < holdings.purge_seqno or row.is_expired(now):
             return False
-        uuid = held.failover_log[0].uuid
+        uuid = holdings.failover_log[0].uuid
         if (row.watermark, row.floor, row.vb_uuid) == (SEQNO_NONE, floor, uuid):
             return False
         _, kind, _, _, _, _, lifetime_s, meta = row
@@ -322,22 +317,22 @@ class WatermarkTable:
         if self.owners.get(name, owner) is not owner and owner is not MANAGER:
             raise KeyExists("another connection reports this row")
 
-    def _check_history(self, report: WatermarkReport, held: VBucketHoldings) -> None:
-        newest = held.failover_log[0].uuid
+    def _check_history(self, report: WatermarkReport, holdings: VBucketHoldings) -> None:
+        newest = holdings.failover_log[0].uuid
         if report.vb_uuid is not None and report.vb_uuid != newest:
-            end = ends_of_branches(held.failover_log, held.high_seqno).get(report.vb_uuid)
+            end = ends_of_branches(holdings.failover_log, holdings.high_seqno).get(report.vb_uuid)
             if end is None:
                 raise RollbackRequired(SEQNO_NONE)
             if report.watermark > end:
                 raise RollbackRequired(end)
-        if report.watermark > held.high_seqno:
-            raise RangeExceeded(f"the high seqno is {held.high_seqno}")
+        if report.watermark > holdings.high_seqno:
+            raise RangeExceeded(f"the high seqno is {holdings.high_seqno}")
 
 
 def _reported(
     row: Row | None,
     report: WatermarkReport,
-    held: VBucketHoldings,
+    holdings: VBucketHoldings,
     now: int,
     settings: PurgeSettings,
 ) -> Row:
@@ -349,12 +344,12 @@ def _reported(
             # holds by then may be older than that of the build which it finished.
             watermark = row.effective
             floor = None
-    elif watermark < max(held.purge_seqno, floor or 0):
-        if (floor or 0) < held.purge_seqno:
-            raise Outpaced(held.purge_seqno)
+    elif watermark < max(holdings.purge_seqno, floor or 0):
+        if (floor or 0) < holdings.purge_seqno:
+            raise Outpaced(holdings.purge_seqno)
     else:
         floor = None
-    uuid = held.failover_log[0].uuid
+    uuid = holdings.failover_log[0].uuid
     if floor is None and report.vb_uuid is not None and report.watermark == watermark:
         uuid = report.vb_uuid  # a floor belongs to the newest history
     lifetime_s = granted_lifetime_s(report.kind, report.lifetime_s, settings)

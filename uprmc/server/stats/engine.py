@@ -109,7 +109,7 @@ def _engine(bucket: Bucket) -> Iterator[MemoryHolder]:
         queue = vbucket.queue
         queued += queue.live
         segments += queue.segments
-        held += queue.held
+        held += queue.retired
     yield MemoryHolder(
         "queue", segments * _SEGMENT_BYTES, queued, False, "changes not persisted yet"
     )

@@ -103,7 +103,7 @@ def details(node: Node, numbers: list[int]) -> StatGroup:
             (f"{name}:queue_fill", str(done.changes)),
             (f"{name}:queue_drain", str(max(done.changes - queue.live, 0))),
             (f"{name}:queue_views", str(queue.open_views)),
-            (f"{name}:queue_held", str(queue.held)),
+            (f"{name}:queue_held", str(queue.retired)),
             (f"{name}:high_seqno", str(vbucket.high_seqno)),
             (f"{name}:persisted_seqno", str(durable_seqno(vbucket))),
             (f"{name}:purge_seqno", str(vbucket.purge_seqno)),
