@@ -123,13 +123,6 @@ _LOG = logging.getLogger("uprmc.client")
 class UprCore:
     """One consumer: gives bytes of nodes to a handler as changes.
 
-    Attributes:
-        nodes: the nodes that it knows.
-        streams: which vBuckets come from which of them.
-        writer: keeps positions.
-        options: how it behaves.
-        failure: what `received` has raised, if the connection is not to blame for it.
-
     Raises:
         MisuseError: nodes, vBuckets or the start make no sense.
         StateError: the state cannot be read.
@@ -139,12 +132,14 @@ class UprCore:
         self, nodes: Iterable[str], handler: Handler, state: StateStore, options: Options
     ) -> None:
         options.check()
-        self.options = options
-        self.nodes = ClientNodes(nodes)
-        self.writer = PositionWriter(state, handler, options.ring_items)
+        self.options = options  # how it behaves
+        self.nodes = ClientNodes(nodes)  # the nodes that it knows
+        self.writer = PositionWriter(state, handler, options.ring_items)  # keeps positions
+        # What `received` has raised, if the connection is not to blame for it.
         self.failure: ClientError | None = None
         self._follower = Follower(handler, self.writer, options.on_rollback, options.on_purged)
         self._barriers = ClientBarriers()
+        # Which vBuckets come from which of them.
         self.streams = ClientStreams(
             self.nodes, self.writer, self._follower, self._barriers, options
         )

@@ -264,23 +264,15 @@ def _skip(data: bytes, at: int, end: int, opaque: int) -> int:
 
 
 class Decoder:
-    """See the module docstring.
-
-    Attributes:
-        place: who sends, for messages.
-        questions: of the connection: they and its streams have different opaques.
-        streams: those that were asked for, by opaque.
-        counted_bytes: bytes received since it was reset that flow control counts.
-        wants_values: whether changes carry values.
-        more_follows: the producer has said that it goes on at once.
-    """
+    """See the module docstring."""
 
     def __init__(self, place: str, *, wants_values: bool = True) -> None:
-        self.place = place
-        self.streams: dict[int, StreamState] = {}
-        self.counted_bytes = 0
-        self.wants_values = wants_values
-        self.more_follows = False
+        self.place = place  # who sends, for messages
+        self.streams: dict[int, StreamState] = {}  # those that were asked for, by opaque
+        self.counted_bytes = 0  # bytes received since it was reset that flow control counts
+        self.wants_values = wants_values  # whether changes carry values
+        self.more_follows = False  # the producer has said that it goes on at once
+        # Of the connection: they and its streams have different opaques.
         self.questions: Questions[Any] = Questions(strict=True)
         self._rest = bytearray()
 

@@ -63,13 +63,7 @@ class NotNow(Exception):
 
 
 class Follower:
-    """See the module docstring.
-
-    Attributes:
-        rollbacks: how often each vBucket was rolled back.
-        restarts: how often back to zero.
-        undone: keys that were undone.
-    """
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -78,9 +72,9 @@ class Follower:
         on_rollback: OnRollback,
         on_purged: OnPurged = None,
     ) -> None:
-        self.rollbacks: dict[int, int] = {}
-        self.restarts: dict[int, int] = {}
-        self.undone: dict[int, int] = {}
+        self.rollbacks: dict[int, int] = {}  # how often each vBucket was rolled back
+        self.restarts: dict[int, int] = {}  # how often back to zero
+        self.undone: dict[int, int] = {}  # keys that were undone
         self._handler = handler
         self._writer = writer
         self._on_rollback = on_rollback

@@ -97,15 +97,11 @@ _SLACK_BYTES = 64 * 1024
 
 
 class Ahead:
-    """Follows the frames of one connection through bytes that come in pieces.
-
-    Attributes:
-        size: of what came and was not dealt with yet.
-    """
+    """Follows the frames of one connection through bytes that come in pieces."""
 
     def __init__(self, begun: bytes) -> None:
         """Begin behind `begun`, the first bytes of a frame whose rest is yet to come."""
-        self.size = 0
+        self.size = 0  # of what came and was not dealt with yet
         self._header = bytearray()
         self._skip_bytes = 0
         self._answers(begun)
@@ -193,13 +189,10 @@ _BURST_SNAPSHOTS = 32
 
 
 class Bursts:
-    """Holds events of one connection back while more of their burst is expected.
-
-    Attributes:
-        until: until when events wait, in monotonic seconds; ``None`` = none do.
-    """
+    """Holds events of one connection back while more of their burst is expected."""
 
     def __init__(self) -> None:
+        # Until when events wait, in monotonic seconds; ``None`` = none do.
         self.until: float | None = None
         self._end = 0.0
         self._events: list[Event] = []
@@ -352,22 +345,6 @@ class NodeSession:
 
     Attributes:
         ack_share: what share of the buffer is acknowledged at a time.
-        place: HOST:PORT of the node.
-        opening: how the connection is opened.
-        open: the handshake is done.
-        error: why the connection cannot go on; the owner of the socket closes it.
-        granted: CONTROL keys that the node accepted.
-        knows_terms: the node tells the terms of vBuckets.
-        map: its cluster map; ``None`` = it has none that makes sense.
-        poll_at: when to ask next what it has, in monotonic seconds.
-        polling: it is asked just now.
-        decoded: what was received last is decoded, so what comes next may be heard ahead.
-        items: changes received; with `bytes_received` they tell the size of one.
-        has_versions: whether the node knows GET_VERSION; ``None`` = it was not asked yet.
-        bursts: events that wait for the rest of their burst.
-        flow: what is acknowledged, if the node has granted that.
-        registered: what is registered with the node, ``None`` = the program does not register.
-        silence: of the node.
     """
 
     ack_share = 1 / 2
@@ -384,30 +361,37 @@ class NodeSession:
         credentials: Credentials | None = None,
         tls: bool = False,
     ) -> None:
-        self.place = place
+        self.place = place  # HOST:PORT of the node
+        # How the connection is opened.
         self.opening = Opening(
             place, name, wants_values, buffer_bytes, noop_interval_s, credentials, tls
         )
-        self.knows_terms = False
+        self.knows_terms = False  # the node tells the terms of vBuckets
+        # Its cluster map; ``None`` = it has none that makes sense.
         self.map: ClusterMap | None = None
-        self.poll_at = 0.0
-        self.polling = False
-        self.open = False
+        self.poll_at = 0.0  # when to ask next what it has, in monotonic seconds
+        self.polling = False  # it is asked just now
+        self.open = False  # the handshake is done
+        # Why the connection cannot go on; the owner of the socket closes it.
         self.error: ClientError | None = None
-        self.granted: set[bytes] = set()
+        self.granted: set[bytes] = set()  # CONTROL keys that the node accepted
+        # What was received last is decoded, so what comes next may be heard ahead.
         self.decoded = True
-        self.items = 0
+        self.items = 0  # changes received; with `bytes_received` they tell the size of one
         self.bytes_received = 0
+        # Whether the node knows GET_VERSION; ``None`` = it was not asked yet.
         self.has_versions: bool | None = None
         self.decoder = Decoder(place, wants_values=wants_values)
+        # What is acknowledged, if the node has granted that.
         self.flow = FlowControl(0, self.ack_share)
-        self.silence = Silence()
+        self.silence = Silence()  # of the node
         self._to_send: list[bytes] = []
         self._starts: list[StreamStart] = []
+        # What is registered with the node, ``None`` = the program does not register.
         self.registered = None if instance is None else Registering(instance)
         self._named: dict[int, tuple[int, int]] = {}
         self._ahead = NodeReadAhead()
-        self.bursts = Bursts()
+        self.bursts = Bursts()  # events that wait for the rest of their burst
 
     # --- bytes ----------------------------------------------------------------------------------
 

@@ -55,40 +55,34 @@ class Asked(NamedTuple):
 
 
 class VBucketPlace:
-    """See the module docstring.
-
-    Attributes:
-        vbucket: whose.
-        end: the end of the snapshot that `seqno` lies in; `whole` when that is complete.
-        log: the failover log of the history that was followed, newest first.
-        purge_seqno: highest seqno of a dropped tombstone, as the node said last.
-        term: the highest of any node.
-        heard_of: the same, where nodes' cluster maps count, too; it is not kept.
-        kept: whether the state has a row for it.
-        inside: `snapshot_begin` was called and `snapshot_end` not yet.
-        lost: seqnos that were undone and not reported yet: first and last.
-        followed: newest history that the handler knows of, 0 = none.
-        at_now: nothing came yet, and the program wanted only what is new.
-        begin_at: instead of what is new, what comes after this seqno of the newest history.
-        durable: what the state has of it, ``None`` = nothing.
-        stood_at: nothing up to this seqno is wanted.
-    """
+    """See the module docstring."""
 
     __slots__ = ("_chunks", "_entries", "applied", "at_now", "begin_at", "durable", "end",
                  "followed", "heard_of", "inside", "kept", "log", "lost", "purge_seqno",
                  "ring_from", "seqno", "stood_at", "term", "vbucket", "whole")  # fmt: skip
 
     def __init__(self, vbucket: int) -> None:
-        self.vbucket = vbucket
+        self.vbucket = vbucket  # whose
+        # The failover log of the history that was followed, newest first.
         self.log: FailoverLog = ()
+        # end: the end of the snapshot that `seqno` lies in; `whole` when that is complete.
         self.seqno = self.whole = self.end = self.applied = 0
+        # purge_seqno: highest seqno of a dropped tombstone, as the node said last.
+        # stood_at: nothing up to this seqno is wanted.
         self.ring_from = self.purge_seqno = self.stood_at = 0
+        # term: the highest of any node.
+        # heard_of: the same, where nodes' cluster maps count, too; it is not kept.
         self.term = self.heard_of = 0
-        self.durable: Saved | None = None
+        self.durable: Saved | None = None  # what the state has of it, ``None`` = nothing
+        # kept: whether the state has a row for it.
+        # inside: `snapshot_begin` was called and `snapshot_end` not yet.
+        # at_now: nothing came yet, and the program wanted only what is new.
         self.kept = self.inside = self.at_now = False
+        # Instead of what is new, what comes after this seqno of the newest history.
         self.begin_at: int | None = None
+        # Seqnos that were undone and not reported yet: first and last.
         self.lost: tuple[int, int] | None = None
-        self.followed = 0
+        self.followed = 0  # newest history that the handler knows of, 0 = none
         self._chunks: deque[tuple[int, int]] = deque()
         self._entries = 0
 
@@ -313,25 +307,20 @@ class PositionWriter:
     D45).
 
     Rows D13, D44, D45, D48.
-
-    Attributes:
-        places: by vBucket, those that are followed.
-        state: where they are kept.
-        shared: whether the handler's own writes are in the state's transactions.
-        writes_after: whether `write` comes after the hand-over; unless `shared`, even if that has
-            failed.
     """
 
     def __init__(self, state: StateStore, handler: Handler, ring_items: int) -> None:
-        self.state = state
-        self.places: dict[int, VBucketPlace] = {}
+        self.state = state  # where they are kept
+        self.places: dict[int, VBucketPlace] = {}  # by vBucket, those that are followed
         self._ring_items = ring_items
         self._native = handler.native_rollback
         self._durable: Callable[[], Any] | None = getattr(handler, "durable", None)
+        # Whether the handler's own writes are in the state's transactions.
         self.shared = bool(getattr(state, "shared", False))
         self._inside = self._durable is not None or self.shared
         self._durable_later: Callable[[int], Saved | None] | None
         self._durable_later = getattr(state, "durable_of", None)
+        # Whether `write` comes after the hand-over; unless `shared`, even if that has failed.
         self.writes_after = (self.shared and self._durable_later is None) or (
             type(state) is MemoryState and not self._inside and not self._native
         )

@@ -80,11 +80,6 @@ Entry = tuple[int, bytes]
 class SqliteState:
     """A `StateStore` in SQLite. Calls may come from any thread, one at a time.
 
-    Attributes:
-        shared: whether the handler's writes are in the same transactions.
-        instance: the id under which the consumer is registered with nodes.
-        vbuckets: over how many the documents are spread; 0 = unknown as yet.
-
     Args:
         where: path of a file, which is made if need be and locked while it is open; or the
             handler's connection. That one is committed and rolled back here, and stays open; it
@@ -116,9 +111,10 @@ class SqliteState:
     ) -> None:
         if sync not in ("full", "normal"):
             raise StateRefused(f"sync {sync!r}: say 'full' or 'normal'")
+        # Whether the handler's writes are in the same transactions.
         self.shared = isinstance(where, sqlite3.Connection)
-        self.instance = ""
-        self.vbuckets = vbuckets
+        self.instance = ""  # the id under which the consumer is registered with nodes
+        self.vbuckets = vbuckets  # over how many the documents are spread; 0 = unknown as yet
         self._journal = _Journal()
         self._last_id = 0
         if isinstance(where, sqlite3.Connection):

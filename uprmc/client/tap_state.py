@@ -123,11 +123,7 @@ def _crc(name: bytes, document: bytes) -> int:
 
 
 class FileKeeper:
-    """See the module docstring. Implements `upstream.PositionKeeper`.
-
-    Attributes:
-        failures: commits that failed.
-    """
+    """See the module docstring. Implements `upstream.PositionKeeper`."""
 
     def __init__(
         self,
@@ -142,7 +138,7 @@ class FileKeeper:
             in_worker: runs a commit in another thread.
             failed: called with what is wrong with the file, each time.
         """
-        self.failures = 0
+        self.failures = 0  # commits that failed
         self._state = state
         self._in_worker = in_worker
         self._failed = failed

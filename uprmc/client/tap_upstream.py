@@ -75,17 +75,12 @@ _OF_CONSUMERS = frozenset(
 
 
 class FramePasser(Decoder):
-    """See the module docstring; `take` is used instead of `feed`.
-
-    Attributes:
-        held_bytes: of frames that were not pulled yet.
-        dropped_bytes: of frames that are not wanted; who acknowledges them sets it to 0.
-    """
+    """See the module docstring; `take` is used instead of `feed`."""
 
     def __init__(self, place: str) -> None:
         super().__init__(place)
-        self.held_bytes = 0
-        self.dropped_bytes = 0
+        self.held_bytes = 0  # of frames that were not pulled yet
+        self.dropped_bytes = 0  # of frames that are not wanted; who acknowledges them sets it to 0
         self._held: deque[tuple[bytes, ...]] = deque()
 
     def take(self, data: bytes) -> Iterator[Event]:

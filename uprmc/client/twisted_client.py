@@ -159,22 +159,16 @@ class LinkOwner(Interface):
 
 @implementer(IHandshakeListener)
 class TwistedLink(Protocol):
-    """One connection to one node, from the attempt to its end.
-
-    Attributes:
-        place: HOST:PORT.
-        session: the rules of it, once it is ready.
-        ready: connected, TLS agreed upon.
-        lost: why it ended or never came about.
-        gone: nothing of it is left in the reactor.
-        paused: nothing is read from it for now.
-    """
+    """One connection to one node, from the attempt to its end."""
 
     def __init__(self, owner: LinkOwner, place: str, deadline: float) -> None:
-        self.place = place
-        self.session: NodeSession | None = None
+        self.place = place  # HOST:PORT
+        self.session: NodeSession | None = None  # the rules of it, once it is ready
+        # ready: connected, TLS agreed upon.
+        # gone: nothing of it is left in the reactor.
+        # paused: nothing is read from it for now.
         self.ready = self.gone = self.paused = False
-        self.lost: ClientError | None = None
+        self.lost: ClientError | None = None  # why it ended or never came about
         self._owner = owner
         self._deadline = deadline
         self._tls = self._answered = False
@@ -321,14 +315,7 @@ _TURN_S = 0.1
 
 
 class TwistedLoop:
-    """One `run`: its connections, and the coroutine that calls the rules.
-
-    Attributes:
-        core: the rules.
-        held: something that the handler returned has not fired yet.
-        heard: counts what has come.
-        ended: nothing of it is left.
-    """
+    """One `run`: its connections, and the coroutine that calls the rules."""
 
     def __init__(
         self,
@@ -339,9 +326,11 @@ class TwistedLoop:
         connect_timeout_s: float,
         patience_s: float | None,
     ) -> None:
-        self.core = core
+        self.core = core  # the rules
+        # held: something that the handler returned has not fired yet.
+        # ended: nothing of it is left.
         self.held = self.ended = False
-        self.heard = 0
+        self.heard = 0  # counts what has come
         self._give_back = give_back
         self._reactor = reactor
         self._endpoint = endpoint

@@ -104,10 +104,6 @@ class Wire:
     """See the module docstring.
 
     Attributes:
-        place: HOST:PORT.
-        ready: connected, TLS agreed upon.
-        sockets: how many were made; a selector knows the last one only.
-        deadline: until when that must be.
         pending: whether bytes are waiting that a selector does not know of.
 
     Raises:
@@ -115,10 +111,10 @@ class Wire:
     """
 
     def __init__(self, place: str, tls: ssl.SSLContext | None, deadline: float) -> None:
-        self.place = place
-        self.ready = False
-        self.sockets = 0
-        self.deadline = deadline
+        self.place = place  # HOST:PORT
+        self.ready = False  # connected, TLS agreed upon
+        self.sockets = 0  # how many were made; a selector knows the last one only
+        self.deadline = deadline  # until when that must be
         self._tls = tls
         self._where = parsed(place)
         self._socket: socket.socket | None = None

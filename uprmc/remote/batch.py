@@ -66,10 +66,7 @@ class Run:
     """Items of one stream that follow one another in a batch, all of one snapshot.
 
     Attributes:
-        stream: the stream that the items came by.
         first, last: indices in the batch, from `first` to below `last`; perhaps there are none.
-        begun: the marker before the first item, if one came; its fields as in `Marker`.
-        done: the end of the snapshot, if all of it has come.
     """
 
     __slots__ = ("begun", "done", "first", "last", "stream")
@@ -82,11 +79,12 @@ class Run:
         last: int | None = None,
         done: int | None = None,
     ) -> None:
-        self.stream = stream
+        self.stream = stream  # the stream that the items came by
         self.first = first
+        # The marker before the first item, if one came; its fields as in `Marker`.
         self.begun = begun
         self.last = first if last is None else last
-        self.done = done
+        self.done = done  # the end of the snapshot, if all of it has come
 
 
 class Batch:
@@ -94,17 +92,14 @@ class Batch:
 
     Attributes:
         seqnos, keys: of all items.
-        runs: which items belong together.
-        positions: where the frame of each item begins among the bytes.
-        ends: where the value of each item ends, 0 = it is a deletion.
     """
 
     def __init__(self, data: bytes, *, has_values: bool = True) -> None:
         self.seqnos: list[int] = []
         self.keys: list[bytes] = []
-        self.positions: list[int] = []
-        self.ends: list[int] = []
-        self.runs: list[Run] = []
+        self.positions: list[int] = []  # where the frame of each item begins among the bytes
+        self.ends: list[int] = []  # where the value of each item ends, 0 = it is a deletion
+        self.runs: list[Run] = []  # which items belong together
         self._data = data
         self._has_values = has_values
 
@@ -285,16 +280,11 @@ def deletion_numbers(extras: bytes) -> tuple[int, int, int]:
 
 
 class Received:
-    """What one piece of data has brought, in order: batches, and events of the decoder's own.
-
-    Attributes:
-        events: all of it.
-        batch: where the next item goes; ``None`` = into a new one.
-    """
+    """What one piece of data has brought, in order: batches, and events of the decoder's own."""
 
     def __init__(self, data: bytes, *, has_values: bool = True) -> None:
-        self.events: list[Any] = []
-        self.batch: Batch | None = None
+        self.events: list[Any] = []  # all of it
+        self.batch: Batch | None = None  # where the next item goes; ``None`` = into a new one
         self._data = data
         self._has_values = has_values
         self._complete: set[StreamState | None] = set()

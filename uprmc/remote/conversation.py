@@ -116,12 +116,6 @@ class FlowControl:
     It sends no more than its buffer ahead of what was acknowledged. A share of the buffer is
     acknowledged at a time, so that it goes on with the rest meanwhile; less than that only when it
     is old enough.
-
-    Attributes:
-        buffer_bytes: how far the producer may be ahead.
-        unacked_bytes: processed and not yet acknowledged.
-        acked_bytes: acknowledged in all.
-        held_back: whether what is due was put off.
     """
 
     def __init__(self, buffer_bytes: int, share: float, after_s: float = math.inf) -> None:
@@ -132,9 +126,11 @@ class FlowControl:
             share: of the buffer, from 0 to 1.
             after_s: seconds after which less than that is acknowledged, too.
         """
-        self.buffer_bytes = buffer_bytes
+        self.buffer_bytes = buffer_bytes  # how far the producer may be ahead
+        # unacked_bytes: processed and not yet acknowledged.
+        # acked_bytes: acknowledged in all.
         self.unacked_bytes = self.acked_bytes = 0
-        self.held_back = False
+        self.held_back = False  # whether what is due was put off
         self._share = share
         self._after_s = after_s
         self._acked_at = 0.0
@@ -170,16 +166,12 @@ class FlowControl:
 
 
 class Silence:
-    """How long a producer has said nothing.
-
-    Attributes:
-        broken: it has said something since the last look, or need not have.
-    """
+    """How long a producer has said nothing."""
 
     __slots__ = ("_since", "broken")
 
     def __init__(self) -> None:
-        self.broken = True
+        self.broken = True  # it has said something since the last look, or need not have
         self._since = 0.0
 
     def heard(self, now: float) -> None:

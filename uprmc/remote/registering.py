@@ -239,40 +239,31 @@ class _Row:
 
     Attributes:
         watermark, vb_uuid: what is durable, and of which history; 0 = of the present one.
-        refused: its last report was not accepted.
-        sent_at: when it was reported last.
-        renew_s: seconds after which it is reported again.
     """
 
     __slots__ = ("refused", "renew_s", "sent_at", "vb_uuid", "watermark")
 
     def __init__(self, watermark: int, vb_uuid: int) -> None:
         self.watermark, self.vb_uuid = watermark, vb_uuid
-        self.sent_at = math.nan
-        self.renew_s = _RETRY_S
-        self.refused = False
+        self.sent_at = math.nan  # when it was reported last
+        self.renew_s = _RETRY_S  # seconds after which it is reported again
+        self.refused = False  # its last report was not accepted
 
 
 class Registering:
-    """The rows of one client in the watermark tables of one node.
-
-    Attributes:
-        instance: the client that is registered.
-        granted: whether the node has watermarks.
-        many: whether it takes the reports of many vBuckets in one frame.
-        registered: vBuckets whose last report was accepted.
-        purged: by vBucket, why its report was refused, until it is registered again.
-        to_restart: vBuckets that must begin at zero, as the node said of their last report.
-        unanswered: reports without an answer.
-    """
+    """The rows of one client in the watermark tables of one node."""
 
     def __init__(self, instance: Instance, interval_s: float = REPORT_INTERVAL_S) -> None:
-        self.instance = instance
+        self.instance = instance  # the client that is registered
+        # granted: whether the node has watermarks.
+        # many: whether it takes the reports of many vBuckets in one frame.
         self.granted = self.many = False
-        self.registered: set[int] = set()
+        self.registered: set[int] = set()  # vBuckets whose last report was accepted
+        # By vBucket, why its report was refused, until it is registered again.
         self.purged: dict[int, Purged] = {}
+        # vBuckets that must begin at zero, as the node said of their last report.
         self.to_restart: set[int] = set()
-        self.unanswered = 0
+        self.unanswered = 0  # reports without an answer
         self._interval_s = interval_s
         self._rows: dict[int, _Row] = {}
         self._moved: set[int] = set()

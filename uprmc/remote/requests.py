@@ -117,11 +117,6 @@ class Window(Generic[_T]):
         read: see `Reader`; ``None`` = the status is kept, and nothing else matters.
         quiet: see above.
         first_opaque: opaques count on from here, so that what belongs to others is noticed.
-
-    Attributes:
-        answers: by number, what `read` made of the answer; of quiet ones, in settled batches.
-        nonsense: what the node has sent that no node may; empty = nothing.
-        replies: to what the node has asked meanwhile.
     """
 
     __slots__ = (
@@ -141,9 +136,10 @@ class Window(Generic[_T]):
         quiet: bool,
         first_opaque: int = 0,
     ) -> None:
+        # By number, what `read` made of the answer; of quiet ones, in settled batches.
         self.answers: dict[int, _T] = {}
-        self.nonsense = ""
-        self.replies = b""
+        self.nonsense = ""  # what the node has sent that no node may; empty = nothing
+        self.replies = b""  # to what the node has asked meanwhile
         self._frames, self._order, self._read = frames, order, read
         self._limit, self._limit_bytes = limit, limit_bytes
         self._quiet, self._first_opaque = quiet, first_opaque

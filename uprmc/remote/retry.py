@@ -19,14 +19,13 @@ class Backoff:
     Attributes:
         attempts: how many failed in a row.
         length_s: the last wait, before chance shortened it; 0 = there was none.
-        at: when the next attempt is due, for those who ask by `failed`.
     """
 
     __slots__ = ("_first_s", "_most_s", "at", "attempts", "length_s")
 
     def __init__(self, first_s: float, most_s: float) -> None:
         self._first_s, self._most_s = first_s, most_s
-        self.at = 0.0
+        self.at = 0.0  # when the next attempt is due, for those who ask by `failed`
         self.good()
 
     def good(self) -> None:

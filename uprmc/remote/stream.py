@@ -60,37 +60,28 @@ def judge(
 
 
 class StreamState:
-    """One stream that was asked for.
-
-    Attributes:
-        vbucket: the vBucket that is streamed.
-        opaque: names the stream on its connection.
-        seqno: the last one that came, or that we had before.
-        low: the next item must be above this.
-        high: and not above this, the end of the snapshot that the stream is in.
-        start: where that snapshot begins.
-        resumed: the stream was asked to go on inside of a snapshot that it has not announced yet.
-        log: the producer's failover log, once it has accepted.
-        term: the term that came with it, 0 = the producer knows none.
-        uuid: the newest history, which begins after `branch_at`.
-        dropped: nothing of it is wanted any more.
-    """
+    """One stream that was asked for."""
 
     __slots__ = ("branch_at", "dropped", "high", "log", "low", "opaque", "resumed", "seqno",
                  "start", "term", "uuid", "vbucket")  # fmt: skip
 
     def __init__(self, vbucket: int, opaque: int, seqno: int, snapshot: SnapshotRange) -> None:
-        self.vbucket = vbucket
-        self.opaque = opaque
-        self.seqno = seqno
-        self.low = NOTHING
-        self.start = snapshot.start + 1
+        self.vbucket = vbucket  # the vBucket that is streamed
+        self.opaque = opaque  # names the stream on its connection
+        self.seqno = seqno  # the last one that came, or that we had before
+        self.low = NOTHING  # the next item must be above this
+        self.start = snapshot.start + 1  # where that snapshot begins
+        # And not above this, the end of the snapshot that the stream is in.
         self.high = snapshot.end
+        # The stream was asked to go on inside of a snapshot that it has not announced yet.
         self.resumed = seqno < snapshot.end
+        # The producer's failover log, once it has accepted.
         self.log: tuple[FailoverEntry, ...] = ()
+        # term: the term that came with it, 0 = the producer knows none.
+        # uuid: the newest history, which begins after `branch_at`.
         self.uuid = self.term = 0
         self.branch_at = 0
-        self.dropped = False
+        self.dropped = False  # nothing of it is wanted any more
 
     def accept(self, log: tuple[FailoverEntry, ...], term: int = 0) -> None:
         """The producer has accepted the stream."""
