@@ -28,7 +28,6 @@ from uprmc.login.credentials import Credentials
 from uprmc.model import SEQNO_MAX, Item, Life, SnapshotRange, VBucketState
 from uprmc.ports import Dial, Dialled, Session
 from uprmc.protocol.header import MERGED_REQUEST_HEADER, RequestFrame, ResponseFrame, decode_frame
-from uprmc.protocol.management import VBUCKET_SEQNOS_EXTRAS, decode_vbucket_seqnos
 from uprmc.protocol.opcodes import HEADER_BYTES, Opcode, OpenFlag, Status
 from uprmc.protocol.upr import (
     MUTATION_FRAME,
@@ -40,6 +39,7 @@ from uprmc.protocol.upr import (
 from uprmc.remote import features, undo
 from uprmc.remote.batch import Batch, Received
 from uprmc.remote.conversation import KEEP_ALIVES, Questions, keep_alive_answer
+from uprmc.remote.directory import seqno_rows, seqnos_request
 from uprmc.remote.stream import StreamFault, StreamState
 from uprmc.tap_adapter.upstream import UpstreamVBucket
 
@@ -377,25 +377,20 @@ def survey(session: NodeSession, numbers: Sequence[int] | None) -> Task:
 
 
 def _by_seqnos() -> Task:
-    answers = yield Ask(
-        [
-            RequestFrame(Opcode.GET_ALL_VB_SEQNOS, extras=VBUCKET_SEQNOS_EXTRAS.pack(state))
-            for state in _LIVING
-        ]
-    )
+    answers = yield Ask([seqnos_request(state) for state in _LIVING])
     if any(answer.status in _UNKNOWN for answer in answers):
         return None
     found: dict[int, tuple[int, int]] = {}
     for state, answer in zip(_LIVING, answers, strict=True):
-        found.update((number, (int(state), seqno)) for number, seqno in _seqnos(answer))
+        found.update((number, (int(state), seqno)) for number, seqno, _ in _seqnos(answer))
     return found
 
 
-def _seqnos(answer: ResponseFrame) -> list[tuple[int, int]]:
+def _seqnos(answer: ResponseFrame) -> list[tuple[int, int, int]]:
     if answer.status:
         raise ProducerError(f"the upstream does not tell its seqnos: {answer.reason}")
     try:
-        return decode_vbucket_seqnos(answer.value)
+        return seqno_rows(answer.value, knows_terms=False)
     except RemoteProtocolError as error:
         raise ProducerError(f"the upstream sent a torn list of seqnos: {error}") from None
 
