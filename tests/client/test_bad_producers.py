@@ -217,17 +217,6 @@ def test_a_refused_open_is_told_with_its_reason() -> None:
         Joined(Mirror(), Refusing(accepted)).settle()
 
 
-def test_a_torn_list_of_seqnos_is_nonsense() -> None:
-    class Tearing(FakeProducer):
-        def _answer(self, asked: Frame) -> bytes:
-            if asked.opcode == 0x48:
-                return peer.response(0x48, opaque=asked.opaque, value=b"123")
-            return super()._answer(asked)
-
-    with pytest.raises(ProducerError, match="torn list"):
-        Joined(Mirror(), Tearing(accepted)).settle()
-
-
 @given(st.binary(max_size=200))
 def test_whatever_comes_is_taken_or_a_named_error(data: bytes) -> None:
     mirror = Mirror()

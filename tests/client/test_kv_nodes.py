@@ -160,17 +160,6 @@ def test_a_map_with_endless_nodes_is_not_believed(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.acceptance("D33")
-def test_of_two_that_claim_a_vbucket_the_higher_term_is_followed() -> None:
-    """The old active has crashed since: its failover log is the longer one."""
-    with FakeKvNode(branches=5, term=1) as old, FakeKvNode(branches=2, term=2) as promoted:
-        for places in ([old.place, promoted.place], [promoted.place, old.place]):
-            with KvClient(places) as kv:
-                kv.set(b"k", b"v")
-        assert not old.documents
-        assert promoted.documents
-
-
-@pytest.mark.acceptance("D33")
 def test_a_kept_connection_that_fails_is_no_silent_node() -> None:
     """The right node has restarted since the client connected: its old socket is dead. The other
     one was deposed and has come back, and says that it is active.
@@ -423,28 +412,6 @@ def test_a_refusal_has_the_nodes_own_words_and_a_name() -> None:
             kv.get_meta(b"unknown")
         with pytest.raises(NodeError, match=r"the node refuses: so it is \(4242\)"):
             kv.get(b"strange")
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        b"",
-        b"[]",
-        b"{}",
-        b"\xff",
-        b"[" * 100_000,
-        b'{"vBucketServerMap": 5}',
-        b'{"vBucketServerMap": {"vBucketMap": 5, "serverList": []}}',
-    ],
-)
-def test_a_map_that_makes_no_sense_counts_as_none(config: bytes) -> None:
-    with FakeKvNode() as node:
-        node._config = lambda asked: reply(asked, value=config)  # type: ignore[method-assign]
-        with KvClient(node.place, vbuckets=4) as kv:
-            kv.set_many(DOCUMENTS)
-        assert node.documents == DOCUMENTS
-        with pytest.raises(NodeError, match="say so with `vbuckets`"):
-            KvClient(node.place)
 
 
 def test_answers_may_come_in_any_pieces() -> None:

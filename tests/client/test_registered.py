@@ -16,11 +16,16 @@ from tests.kv.harness import Rig
 from tests.upr.test_watermarks_on_the_wire import purge
 from uprmc.client import UprClient
 from uprmc.client.errors import DeletionsPurged, MisuseError
+from uprmc.client.node_session import NodeSession
 from uprmc.client.options import Registration
 from uprmc.client.sqlite_state import SqliteState
 from uprmc.client.state import MemoryState, Saved
 from uprmc.engine.watermarks.rows import Kind, Row
+from uprmc.protocol import control
+from uprmc.protocol.upr_many import StreamStart
 from uprmc.remote.registering import Instance, Purged, name_tag
+from uprmc.upr.peer import Answer
+from uprmc.upr.producer import Producer
 
 TAG = name_tag("me")
 ME = Instance(b"me", Kind.INDEX, 60)
@@ -56,6 +61,22 @@ def test_it_is_registered_before_its_first_stream_and_reports_what_its_state_has
     settle(world, rig)
     assert [each.watermark for each in rows(rig)] == [3]
     assert mirror.docs[0] == live(rig)
+
+
+def test_it_is_registered_before_each_stream_where_they_are_asked_for_one_by_one() -> None:
+    rig, seen = node(), []
+    start, grant = Producer.start, NodeSession.grant
+
+    def noted(producer: Producer, wanted: StreamStart, **how: bool) -> Answer:
+        seen.append(bool(rows(rig, wanted.vbucket)))
+        return start(producer, wanted, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Producer, "start", noted)
+        alone = {control.STREAM_REQUESTS}
+        patch.setattr(NodeSession, "grant", lambda session, keys: grant(session, keys - alone))
+        followed(rig)
+    assert seen == [True] * len(rig.bucket.vbuckets)
 
 
 @pytest.mark.acceptance("X05")

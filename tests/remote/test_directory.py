@@ -267,6 +267,35 @@ def test_terms_decide_for_each_vbucket_and_logs_only_where_they_are_equal() -> N
     assert directory.terms == {0: 2, 1: 1}
 
 
+def test_a_history_that_decides_is_asked_for_again_when_its_node_has_told_again() -> None:
+    directory = Directory(["a:1", "b:1"], 1)
+    for place, log in (("a:1", [(7, 0)]), ("b:1", [(8, 5), (7, 0)])):
+        told(directory, place, {0: 1}, logs={0: log})
+    assert directory.owners() == {0: "b:1"}
+    told(directory, "b:1", {0: 1})
+    assert directory.owners() == {}
+    assert directory.undecided() == {"a:1": [0], "b:1": [0]}
+    told(directory, "a:1", {0: 2})
+    assert directory.owners() == {0: "a:1"}
+
+
+def test_of_a_vbucket_that_is_active_nowhere_the_newest_replica_is_named() -> None:
+    directory = Directory(["a:1", "b:1"])
+    told(directory, "a:1", {}, replicas={0: 3, 1: 9})
+    told(directory, "b:1", {1: 1}, replicas={0: 5})
+    assert [directory.replica(number) for number in range(3)] == ["b:1", "", ""]
+    directory.not_mine("b:1", 0, b"")
+    assert directory.replica(0) == "a:1"
+
+
+def test_there_are_the_vbuckets_of_the_map_and_whatever_nodes_have() -> None:
+    directory = Directory(["a:1", "b:1"])
+    told(directory, "a:1", {2: 1}, present=frozenset({2, 3}))
+    assert directory.numbers() == {2, 3}
+    take(directory, "a:1", map_of(2))
+    assert directory.numbers() == {0, 1, 2, 3}
+
+
 def test_a_node_below_a_term_that_was_heard_of_before_is_not_chosen() -> None:
     directory = Directory(["a:1", "b:1"], 1, {0: 5})
     told(directory, "a:1", {0: 4})
@@ -319,6 +348,9 @@ def test_a_deposed_node_is_told_once_when_it_has_heard() -> None:
     directory.has_heard("a:1", news)
     told(directory, "a:1", {0: 1})
     assert directory.deposed() == {}
+    directory.lost("a:1", GONE)
+    told(directory, "a:1", {0: 1})
+    assert directory.deposed() == {"a:1": [0]}, "it is back, and believes in itself"
 
 
 def test_not_my_vbucket_without_a_map_has_all_nodes_asked_again() -> None:
