@@ -22,7 +22,7 @@ from tests.client.fake_kv_node import (
 )
 from tests.codec.frames import Frame, reply
 from tests.codec.node import TIMEOUT_S
-from uprmc.client.connection import NodeConnection, NodeError
+from uprmc.client.connection import NodeError
 from uprmc.client.kv import WINDOW, KvClient, OutcomeUnknown, SomeFailed
 from uprmc.errors import NotMyVBucket, OutOfMemory, TemporaryFailure, UnknownCommand
 from uprmc.remote import directory
@@ -307,7 +307,7 @@ def test_an_interrupted_wait_leaves_no_answers_for_the_next_one(
 
     read = RequestLine.read
 
-    def interrupted(line: RequestLine[NodeConnection, NodeReply]) -> None:
+    def interrupted(line: RequestLine[NodeReply]) -> None:
         read(line)
         raise KeyboardInterrupt
 
@@ -324,7 +324,7 @@ def test_what_is_answered_after_sending_failed_counts(monkeypatch: pytest.Monkey
     pieces = []
     write = RequestLine.write
 
-    def fails_once(line: RequestLine[NodeConnection, NodeReply]) -> None:
+    def fails_once(line: RequestLine[NodeReply]) -> None:
         pieces.append(line)
         if len(pieces) != 2:
             write(line)

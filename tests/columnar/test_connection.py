@@ -83,7 +83,9 @@ def test_keep_alives_are_answered_while_an_answer_is_waited_for() -> None:
     with peer() as node:
         instead(node, Opcode.GET, noop_first)
         with dialled(node.place, access(node.place)) as connection:
-            assert connection.ask_all([RequestFrame(Opcode.GET, b"k")])[0].status == 0
+            assert connection.ask(RequestFrame(Opcode.GET, b"k")).status == 0
+            assert connection.ask(RequestFrame(Opcode.NOOP)).status == 0
+        assert [(each.opcode, each.opaque) for each in node.answered] == [(Opcode.UPR_NOOP, 77)]
 
 
 # --- bad ends -------------------------------------------------------------------------------------

@@ -6,24 +6,39 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from construct import Struct as Layout
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.columnar.read_peer import UUID, accepted, deletion, marker, mutation, stream_end
 from uprmc.client.decoder import Decoder as Reference
+from uprmc.columnar import decoder as decoding
+from uprmc.columnar import records
 from uprmc.columnar.decoder import READ_BYTES, Block, ColumnDecoder, Noop
 from uprmc.columnar.errors import KeyNotText
 from uprmc.columnar.read_state import Range, ReadState, StreamEnd
+from uprmc.columnar.records import MUTATION
 from uprmc.columnar.schema import DEFAULT, OPTIONAL, Columns
+from uprmc.core import form
 from uprmc.model import FailoverEntry, SnapshotRange
-from uprmc.protocol.header import encode_request
+from uprmc.protocol.binary import STORE_EXTRAS, StoreExtras
+from uprmc.protocol.header import REQUEST_HEADER, encode_request
+from uprmc.protocol.management import (
+    WITH_META_EXTRAS,
+    WITH_META_OPTIONS_EXTRAS,
+    WithMetaExtras,
+    WithMetaOptionsExtras,
+)
 from uprmc.protocol.opcodes import Opcode
 from uprmc.protocol.upr import (
     DELETION_EXTRAS,
     EXPIRATION_EXTRAS,
+    MUTATION_EXTRAS,
     STREAM_REQUEST_EXTRAS,
+    MutationExtras,
     versioned_marker,
 )
 from uprmc.remote.batch import Batch
@@ -446,3 +461,78 @@ def test_a_changed_byte_never_raises_anything_but_protocol_error(place: int, byt
         found.take()
     except NodeNonsense:
         pass
+
+
+# --- scanning -------------------------------------------------------------------------------------
+# Finding frames: the same in both forms, wherever the bytes end.
+
+
+frames = st.builds(
+    lambda magic, opcode, body: (
+        REQUEST_HEADER.pack(magic, opcode, 1, 2, 3, 4, len(body), 5, 6) + body
+    ),
+    st.sampled_from([0x80, 0x81, 0x00]),
+    st.integers(0x55, 0x5C),
+    st.binary(max_size=40),
+)
+
+
+@given(st.lists(frames, max_size=9), st.integers(0, 80))
+def test_items_and_others_are_found_up_to_the_frame_that_is_not_complete(
+    sent: list[bytes], missing: int
+) -> None:
+    data = b"".join(sent)
+    data = data[: max(len(data) - missing, 0)]
+    found = decoding.scan(memoryview(data))
+    at, places, others = 0, [], []
+    for frame in sent:
+        end = at + len(frame)
+        if end > len(data):
+            break
+        if frame[0] == 0x80 and 0x57 <= frame[1] <= 0x59:
+            places.append(at)
+        else:
+            others.append((len(places), at, end))
+        at = end
+    assert (found.positions.tolist(), found.others, found.end) == (places, others, at)
+    width = MUTATION.itemsize
+    padded = data + bytes(width)
+    assert found.records == b"".join(padded[place : place + width] for place in places)
+
+
+@given(st.lists(frames, max_size=9), st.binary(max_size=60))
+def test_both_forms_find_the_same(sent: list[bytes], rest: bytes) -> None:
+    if form.FORM != form.COMPILED:
+        pytest.skip("the compiled core is not in use: no C compiler, or UPRMC_CORE")
+    from uprmc.core.native.columns import scan
+
+    data = b"".join(sent) + rest
+    padded = data + bytes(MUTATION.itemsize)
+    assert scan(padded, len(data)) == decoding.interpreted(padded, len(data))
+
+
+# --- records --------------------------------------------------------------------------------------
+# Records for numpy hold the fields of the declared layouts, byte for byte.
+
+
+CASES: list[tuple[Any, Layout, Any]] = [
+    (records.BARE, Layout(), None),
+    (records.MUTATION, MutationExtras, MUTATION_EXTRAS),
+    (records.STORE, StoreExtras, STORE_EXTRAS),
+    (records.WITH_META, WithMetaExtras, WITH_META_EXTRAS),
+    (records.WITH_META_OPTIONS, WithMetaOptionsExtras, WITH_META_OPTIONS_EXTRAS),
+]
+
+
+@pytest.mark.parametrize(("record", "layout", "extras"), CASES)
+def test_a_record_reads_what_the_structs_of_header_and_extras_read(
+    record: Any, layout: Layout, extras: Any
+) -> None:
+    sample = bytes(range(1, record.itemsize + 1))
+    values = [int(value) for value in np.frombuffer(sample, record)[0]]
+    assert record.itemsize == REQUEST_HEADER.size + (extras.size if extras else 0)
+    assert values[:9] == list(REQUEST_HEADER.unpack_from(sample))
+    assert values[9:] == (list(extras.unpack_from(sample, REQUEST_HEADER.size)) if extras else [])
+    names = list(record.names)[9:]
+    told = [f"document_{each.name}" if each.name == "cas" else each.name for each in layout.subcons]
+    assert names == told

@@ -100,7 +100,9 @@ def _refuses_reports(frame: Frame) -> bytes:
 
 def test_rows_are_removed_by_one_frame_and_those_that_were_there_are_named(node: FakeNode) -> None:
     missing = (2, Status.KEY_NOT_FOUND, 0, 0, 0, 0)
-    node.instead[Opcode.HWT_REPORTS] = lambda frame: answer(frame, missing)
+    node.instead[Opcode.HWT_REPORTS] = lambda frame: (
+        answer(frame, follows=True) + answer(frame, missing)
+    )
     assert unregister(access(node), b"me") == [0, 1, 3]
     assert node.count(Opcode.HWT_REPORTS) == 1
 

@@ -1,4 +1,4 @@
-"""A cluster of two workers that have pyspark, pyarrow and numpy, and get the rest as a zip."""
+"""A cluster whose worker has pyspark, pyarrow and numpy, and gets the rest as a zip."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_workers_need_nothing_but_the_zip(java: str, node: ServerProcess, tmp_pa
     command = [
         f"{environment['SPARK_HOME']}/bin/spark-submit",
         "--master",
-        "local-cluster[2,1,1024]",
+        "local-cluster[1,2,1024]",
         "--py-files",
         str(write_zip(tmp_path / NAME)),
         *[word for pair in settings.items() for word in ("--conf", "=".join(pair))],

@@ -8,7 +8,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 import uprmc.spark
+from uprmc.remote.errors import NodeUnreachable
 from uprmc.spark.shipping import write_zip, zipped
 
 #: What must not be needed on a worker, nor what only the driver has.
@@ -55,6 +58,7 @@ def test_it_holds_what_tasks_import_and_construct() -> None:
         "model",
         "places",
         "ports",
+        "regular",
         "rollback",
         "units",
     ]
@@ -88,6 +92,11 @@ def test_what_needs_no_jvm_needs_no_pyspark(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_errors_of_the_public_face_begin_with_their_words() -> None:
+    with pytest.raises(NodeUnreachable, match=r"^UPRMC_UNREACHABLE no node answers at 127"):
+        uprmc.spark.current_offsets("127.0.0.1:1", retries=0)
 
 
 def test_every_name_of_the_public_face_leads_to_something() -> None:

@@ -83,7 +83,7 @@ def lines_of(files: list[str]) -> list[Mapping[str, Any]]:
 # --- modes ----------------------------------------------------------------------------------------
 
 
-def test_an_upsert_whose_tasks_fail_once_leaves_each_document_as_it_should_be(
+def test_an_upsert_whose_tasks_fail_once_leaves_each_document_and_a_delete_none(
     spark: SparkSession, node: ServerProcess, write: Callable[..., None], tmp_path: Path
 ) -> None:
     report = tmp_path / "report.json"
@@ -94,6 +94,8 @@ def test_an_upsert_whose_tasks_fail_once_leaves_each_document_as_it_should_be(
     assert found["state"] == "committed"
     assert (found["rows"], found["applied"], found["errors"]) == (COUNT, COUNT, 0)
     assert (found["tasks"], found["failed_tasks"]) == (2, 0)
+    write(failing_once(rows_of(spark, "up-").select("key")), writeMode="delete", window=10)
+    assert there(node, "up-") == {}
 
 
 def test_an_insert_knows_what_its_first_attempt_has_written_from_what_others_have(
@@ -139,14 +141,6 @@ def test_a_copy_with_its_metadata_is_the_same_and_a_replay_applies_nothing(
         ]
     assert first.rows == again.rows == len(source)
     assert (again.applied, again.conflicts) == (0, len(source))
-
-
-def test_a_delete_whose_tasks_fail_once_leaves_nothing(
-    spark: SparkSession, node: ServerProcess, write: Callable[..., None]
-) -> None:
-    here.put(node, expected("del-"))
-    write(failing_once(rows_of(spark, "del-").select("key")), writeMode="delete", window=10)
-    assert there(node, "del-") == {}
 
 
 def test_the_last_row_of_a_key_wins_when_rows_are_ordered(

@@ -77,6 +77,11 @@ class Query:
                 )
         return found
 
+    def newest_offsets(self) -> Path:
+        """The file in which Spark has written where the newest batch ends."""
+        found = (path for path in (self.checkpoint / "offsets").iterdir() if path.name.isdecimal())
+        return max(found, key=lambda path: int(path.name))
+
     def lose_last_commit(self) -> None:
         """As if the process had been killed after the last batch and before its commit."""
         commits = self.checkpoint / "commits"
@@ -90,10 +95,13 @@ def query(spark: SparkSession, home: Node, tmp_path: Path) -> Query:
     return Query(spark, home, tmp_path)
 
 
-def test_limited_batches_and_a_lost_commit_give_every_change_once(query: Query, home: Node) -> None:
+def test_limited_batches_and_a_lost_commit_give_every_change_once_under_one_id(
+    query: Query, home: Node
+) -> None:
     put(home.server, numbered(300))
     told = query.run(maxRowsPerTrigger="100")
     assert [each["numInputRows"] for each in told] == [100, 100, 100]
+    (name,) = {of for _, of in rows_of(home)}
     put(home.server, numbered(50, value="later"))
     query.run()
     query.lose_last_commit()
@@ -104,18 +112,7 @@ def test_limited_batches_and_a_lost_commit_give_every_change_once(query: Query, 
     assert sink.repeated == 0
     assert query.rows().count() == 370
 
-
-def test_a_query_is_registered_under_an_id_that_its_checkpoint_keeps(
-    query: Query, home: Node
-) -> None:
-    put(home.server, numbered(40))
-    query.run()
-    (name,) = {of for _, of in rows_of(home)}
-    put(home.server, numbered(20, value="later"))
-    query.run()
-    offsets = query.checkpoint / "offsets"
-    newest = max((p for p in offsets.iterdir() if p.name.isdecimal()), key=lambda p: int(p.name))
-    end = json.loads(newest.read_text().splitlines()[-1])
+    end = json.loads(query.newest_offsets().read_text().splitlines()[-1])
     assert end["id"] == name
     rows = rows_of(home)
     assert {(of, row["kind"]) for (_, of), row in rows.items()} == {(name, "spark")}
@@ -142,22 +139,18 @@ def test_a_branch_of_history_between_two_batches(query: Query, home: Node) -> No
     assert sink.documents() == contents(home.server)
 
 
-def test_a_stream_begins_where_it_is_told_to(query: Query, home: Node) -> None:
+def test_a_stream_begins_where_it_is_told_to_and_never_goes_on_with_another_source(
+    query: Query, home: Node
+) -> None:
     put(home.server, numbered(60))
     place = current_offsets(str(home.upr))
     put(home.server, numbered(5, value="new"))
     query.run(startingOffsets=place)
     assert query.sink().documents() == numbered(5, value="new")
 
-
-def test_a_checkpoint_of_another_source_is_refused(query: Query, home: Node) -> None:
-    put(home.server, numbered(5))
-    query.run()
-    offsets = query.checkpoint / "offsets"
-    newest = max(int(path.name) for path in offsets.iterdir() if path.name.isdecimal())
-    path = offsets / str(newest)
+    path = query.newest_offsets()
     path.write_text(path.read_text().replace('"n":8', '"n":16').replace('"n": 8', '"n": 16'))
-    (offsets / f".{newest}.crc").unlink(missing_ok=True)
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
     put(home.server, numbered(5, value="later"))
     assert "UPRMC_VBUCKETS_CHANGED" in refusal(query.run)
 

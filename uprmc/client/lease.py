@@ -26,16 +26,15 @@ from uprmc.client.options import check_place
 from uprmc.client.position import Asked
 from uprmc.client.wire import Wire, running
 from uprmc.connecting import own_name
-from uprmc.errors import RemoteProtocolError
 from uprmc.login.credentials import Credentials
 from uprmc.model import SnapshotRange
 from uprmc.protocol import control
-from uprmc.protocol.header import RequestFrame, ResponseFrame
+from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import EndReason, Status
 from uprmc.protocol.upr_extensions import LeasedVBucket
 from uprmc.remote import lease as messages
 from uprmc.remote.batch import Batch
-from uprmc.remote.blocking import NodeConnection
+from uprmc.remote.blocking import NodeConnection, acquired_lease, renewed_lease
 from uprmc.remote.errors import LeaseRefused
 
 __all__ = ["Lease", "LeaseRefused"]
@@ -44,9 +43,6 @@ _TIMEOUT_S = 30.0
 
 #: A node sends a keep-alive after so long without a frame.
 NOOP_INTERVAL_S = 120.0
-
-#: Renewals in the life of a lease: two of them may fail.
-_RENEWALS = 3
 
 _BEGINNING = Asked(0, SnapshotRange(0, 0), 0, ())
 
@@ -87,12 +83,10 @@ class Lease:
         self._place, self._tls, self._credentials = check_place(place), tls, credentials
         self._timeout_s = timeout_s
         self._wanted_s = lifetime_s
-        answer = self._acquired(list(vbuckets), _seconds(lifetime_s), reader)
-        try:
-            self.id, self.lifetime_s, leased = messages.granted(answer)
-        except RemoteProtocolError as error:
-            raise LeaseRefused(f"{place}: {error}") from None
-        self._renew_at = time.monotonic() + self.lifetime_s / _RENEWALS
+        with self._connected() as connection:
+            granted = acquired_lease(connection, list(vbuckets), _seconds(lifetime_s), reader)
+        self.id, self.lifetime_s, leased = granted
+        self._renew_at = time.monotonic() + self.lifetime_s / messages.RENEWALS
         self.vbuckets: dict[int, LeasedVBucket] = {each.vbucket: each for each in leased}
 
     def read(
@@ -154,21 +148,21 @@ class Lease:
     def _renew_if_due(self) -> None:
         if time.monotonic() < self._renew_at:
             return
-        self._renew_at = time.monotonic() + self._wanted_s / _RENEWALS
+        self._renew_at = time.monotonic() + self._wanted_s / messages.RENEWALS
         with suppress(ClientError):  # whoever reads is told
             self.renew(self._wanted_s)
 
     def renew(self, lifetime_s: float) -> None:
         """Let it live for so long from now."""
-        answer = self._ask(messages.renew(self.id, _seconds(lifetime_s)))
-        try:
-            _, self.lifetime_s, _ = messages.granted(answer)
-        except RemoteProtocolError as error:
-            raise LeaseRefused(f"{self._place}: {error}") from None
+        with self._connected() as connection:
+            self.lifetime_s = renewed_lease(connection, self.id, _seconds(lifetime_s))
 
     def release(self) -> None:
         """End it. One that has ended is no error."""
-        self._ask(messages.release(self.id), Status.KEY_NOT_FOUND)
+        with self._connected() as connection:
+            answer = connection.ask(messages.release(self.id))
+        if answer.status not in (Status.SUCCESS, Status.KEY_NOT_FOUND):
+            raise LeaseRefused(f"the node at {self._place} refuses: {answer.reason}")
 
     def __enter__(self) -> Self:
         return self
@@ -176,10 +170,8 @@ class Lease:
     def __exit__(self, *_: object) -> None:
         self.release()
 
-    def _acquired(self, vbuckets: list[int], seconds: int, reader: bytes) -> ResponseFrame:
-        older = (Status.INVALID_ARGUMENTS,) if reader else ()  # does not ask who reads
-        answer = self._ask(messages.acquire(vbuckets, seconds, reader), *older)
-        return self._ask(messages.acquire(vbuckets, seconds)) if answer.status else answer
+    def _connected(self) -> NodeConnection:
+        return NodeConnection(self._place, self._timeout_s, self._tls, self._credentials)
 
     def _begin(self, session: NodeSession, vbuckets: Sequence[int]) -> Task:
         if control.LEASES not in session.granted:
@@ -191,14 +183,6 @@ class Lease:
         for number, answer in zip(vbuckets, answers, strict=True):
             if answer.status:
                 raise LeaseRefused(f"vBucket {number} of the lease: {answer.reason}")
-
-    def _ask(self, frame: RequestFrame, *allowed: int) -> ResponseFrame:
-        given = self._place, self._timeout_s, self._tls, self._credentials
-        with NodeConnection(*given) as connection:
-            answer = connection.ask(frame)
-        if answer.status and answer.status not in allowed:
-            raise LeaseRefused(f"the node at {self._place} refuses the lease: {answer.reason}")
-        return answer
 
 
 def _seconds(lifetime_s: float) -> int:

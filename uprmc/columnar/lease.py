@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Self
 
 from uprmc.columnar.access import Access
@@ -18,17 +19,13 @@ from uprmc.columnar.errors import BadOption, LeaseEnded, NoVBucket
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.errors import RemoteProtocolError
 from uprmc.model import FailoverLog
-from uprmc.protocol.header import ResponseFrame
 from uprmc.protocol.opcodes import Status
-from uprmc.protocol.upr_extensions import LeasedVBucket
 from uprmc.remote import lease as messages
-from uprmc.remote.blocking import NodeConnection
+from uprmc.remote.blocking import NodeConnection, acquired_lease, renewed_lease
 from uprmc.remote.errors import Busy, ClientError, LeaseRefused, Refused
 from uprmc.remote.lease import Grant, parsed_token, token_of, whole_seconds
+from uprmc.remote.requests import Verdict, verdict
 from uprmc.remote.retry import Backoff, RetryPolicy
-
-#: Renewals in the life of a lease: two of them may fail.
-_RENEWALS = 3
 
 
 @dataclass(frozen=True)
@@ -170,11 +167,11 @@ def _acquired(
     places = nodes.by_place(nodes.owners if vbuckets is None else vbuckets)
     try:
         for place, numbers in places.items():
-            asking = _Acquiring(access, place, numbers, seconds, reader)
-            grant, details = nodes.at(place, asking)
+            asked = partial(_acquired_at, access, numbers, seconds, reader)
+            grant, details, its_s = nodes.at(place, asked)
             grants.append(grant)
             held |= details
-            granted_s = min(granted_s, asking.granted_s)
+            granted_s = min(granted_s, its_s)
     except BaseException:
         BulkLease(access, grants, {}, seconds).release()
         raise
@@ -264,7 +261,7 @@ class KeptLease:
 
     def _keep(self) -> None:
         granted_s: float = self.lease.seconds
-        pause_s = 0.0 if self._old else granted_s / _RENEWALS
+        pause_s = 0.0 if self._old else granted_s / messages.RENEWALS
         while not self._stop.wait(pause_s):
             try:
                 granted_s = max(1.0, self.lease.renew())
@@ -273,76 +270,57 @@ class KeptLease:
                 return
             except ClientError:
                 granted_s = max(1.0, granted_s / 2)
-            pause_s = granted_s / _RENEWALS
+            pause_s = granted_s / messages.RENEWALS
 
 
-class _Acquiring:
-    """One node's part of `acquire`."""
-
-    def __init__(
-        self, access: Access, place: str, numbers: list[int], seconds: int, reader: bytes
-    ) -> None:
-        self._access, self._place = access, place
-        self._numbers, self._seconds, self._reader = numbers, seconds, reader
-        self.granted_s = seconds
-
-    def __call__(self, connection: NodeConnection) -> tuple[Grant, dict[int, LeaseContents]]:
-        answer = self._turn(connection)
-        number, self.granted_s, rows = _granted(connection, answer)
-        if [row.vbucket for row in rows] != self._numbers:
-            raise connection.protocol_error("a lease of other vBuckets than were asked for")
-        held = {row.vbucket: LeaseContents(*row, self._place) for row in rows}
-        return Grant(self._place, number, tuple(self._numbers)), held
-
-    def _turn(self, connection: NodeConnection) -> ResponseFrame:
-        """Ask until it is our turn: other tasks of the same job hold leases, too."""
-        patience_s = self._access.read_timeout_s
-        backoff = Backoff(self._access.retry_backoff_s, BACKOFF_MAX_S)
-        policy = RetryPolicy(backoff, time.monotonic(), patience_s=patience_s)
-        while True:
-            spare = self._access.spare_leases
-            request = messages.acquire(self._numbers, self._seconds, self._reader, spare)
-            (answer,) = connection.ask_all([request])
-            if not answer.status:
-                return answer
-            if answer.status == Status.INVALID_ARGUMENTS and self._reader:
-                self._reader = b""  # an older node does not ask who reads
-                continue
-            if answer.status in (Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED):
-                raise LeaseRefused(f"{self._place} has no leases: {answer.reason}")
-            refusal = connection.refusal(answer, "LEASE_ACQUIRE")
-            if answer.status == Status.NOT_MY_VBUCKET:
-                raise _Moved(refusal.text)
-            if not isinstance(refusal, Busy):
-                raise refusal
+def _acquired_at(
+    access: Access,
+    numbers: list[int],
+    seconds: int,
+    reader: bytes,
+    connection: NodeConnection,
+) -> tuple[Grant, dict[int, LeaseContents], int]:
+    """Ask one node until it is our turn: other tasks of the same job hold leases, too."""
+    patience_s = access.read_timeout_s
+    backoff = Backoff(access.retry_backoff_s, BACKOFF_MAX_S)
+    policy = RetryPolicy(backoff, time.monotonic(), patience_s=patience_s)
+    while True:
+        try:
+            asked = numbers, seconds, reader, access.spare_leases
+            number, granted_s, rows = acquired_lease(connection, *asked)
+            break
+        except LeaseRefused as error:
+            if error.status == Status.NOT_MY_VBUCKET:
+                raise _Moved(error.text) from None
+            if error.status in (Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED):
+                raise
+            if verdict(error.status) is not Verdict.AGAIN:
+                raise Refused(error.text) from None
             wait_s = policy.wait_s(time.monotonic(), random.random())
             if wait_s is None:
                 raise LeaseRefused(
-                    f"{refusal.text} for {patience_s:g} s; see `stats leases` and upr.leases there"
-                )
-            time.sleep(wait_s)
+                    f"{error.text} for {patience_s:g} s; see `stats leases` and upr.leases there"
+                ) from None
+        time.sleep(wait_s)
+    if [row.vbucket for row in rows] != numbers:
+        raise connection.protocol_error("a lease of other vBuckets than were asked for")
+    held = {row.vbucket: LeaseContents(*row, connection.place) for row in rows}
+    return Grant(connection.place, number, tuple(numbers)), held, granted_s
 
 
 def _renewed(access: Access, grant: Grant, seconds: int) -> int:
     def attempt() -> int:
         with lent(grant.place, access) as connection:
-            (answer,) = connection.ask_all([messages.renew(grant.id, seconds)])
-            if answer.status == Status.KEY_NOT_FOUND:
-                raise LeaseEnded(f"{grant.place} has no lease {grant.id:016x} any more")
-            if answer.status:
-                raise connection.refusal(answer, "LEASE_RENEW")
-            return _granted(connection, answer)[1]
+            try:
+                return renewed_lease(connection, grant.id, seconds)
+            except LeaseRefused as error:
+                if error.status == Status.KEY_NOT_FOUND:
+                    words = f"{grant.place} has no lease {grant.id:016x} any more"
+                    raise LeaseEnded(words) from None
+                again = verdict(error.status) is Verdict.AGAIN
+                raise (Busy if again else Refused)(error.text) from None
 
     return patiently(access, attempt)
-
-
-def _granted(
-    connection: NodeConnection, answer: ResponseFrame
-) -> tuple[int, int, list[LeasedVBucket]]:
-    try:
-        return messages.granted(answer)
-    except RemoteProtocolError as error:
-        raise connection.protocol_error(str(error)) from None
 
 
 def _checked(seconds: float) -> int:

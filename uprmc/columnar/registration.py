@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from datetime import UTC, datetime
 from functools import partial
 
 from uprmc.columnar.access import Access
@@ -23,7 +22,7 @@ from uprmc.columnar.nodes import BulkNodes
 from uprmc.protocol.header import RequestFrame
 from uprmc.remote.blocking import NodeConnection, open_registrar, remove_rows, report
 from uprmc.remote.errors import ClientError
-from uprmc.remote.registering import Instance, Purged, Registering, vbuckets_of
+from uprmc.remote.registering import Instance, Registering, vbuckets_of
 
 #: The newest complete state of a vBucket that is durable, and its history; 0 and 0 = there is none.
 Durable = Callable[[int], tuple[int, int]]
@@ -71,7 +70,7 @@ class BulkRegistration:
         """Return what the node said of a position whose deletions are gone, as words; or ""."""
         rows = self._nodes.get(self._places.get(vbucket, ""))
         purged = None if rows is None else rows.purged.get(vbucket)
-        return "" if purged is None else _words(purged)
+        return "" if purged is None else str(purged)
 
     def close(self) -> None:
         """Report all that has not been reported; the rows stay."""
@@ -149,12 +148,3 @@ def unregister(access: Access, name: bytes) -> list[int]:
         if missing := sorted(set(range(nodes.vbuckets)).difference(nodes.owners)):
             raise NoVBucket(nodes.absent(missing))
     return sorted(removed)
-
-
-def _words(purged: Purged) -> str:
-    if purged.registered_at is None:
-        return "it was not registered"
-    text = f"it was registered at {purged.registered_at}"
-    if purged.expired_at is not None:
-        text += f" until {datetime.fromtimestamp(purged.expired_at, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    return text

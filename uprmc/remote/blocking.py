@@ -4,7 +4,7 @@
 - `KeptConnections`: kept open, dialled once more when they fail. A connection that was kept says
   nothing of its node when it fails: that may have been started again meanwhile. So each question is
   put once more, over a new connection, before its node counts as silent.
-- `remove_rows`: the end of a registration.
+- `remove_rows`, `acquired_lease`: what registered clients and readers ask for.
 - `RequestLine` and `run`: many requests to several nodes at once.
 """
 
@@ -38,12 +38,14 @@ from uprmc.protocol.opcodes import (
     opcode_name,
     status_text,
 )
-from uprmc.remote import features
+from uprmc.protocol.upr_extensions import LeasedVBucket
+from uprmc.remote import features, lease
 from uprmc.remote.cluster_map import COUNT_GROUP, ClusterMap, count_in, map_of
 from uprmc.remote.conversation import KEEP_ALIVES, Questions, keep_alive_answer
 from uprmc.remote.directory import Directory, Heard, NodeQuestion, Unanswered, conduct
 from uprmc.remote.errors import (
     Busy,
+    LeaseRefused,
     LoginFailed,
     LoginWanted,
     NodeError,
@@ -604,6 +606,43 @@ def remove_rows(connection: NodeConnection, name: bytes, numbers: Sequence[int])
         where = f"{connection.place}, {named(sorted(bad))}"
         raise NotForgotten(f"{name.decode()} at {where}: {why_not}", sorted(bad))
     return set(numbers).difference(refused)
+
+
+# --- leases ---------------------------------------------------------------------------------------
+
+#: What is granted: the lease's id, its seconds, and what it holds.
+Granted = tuple[int, int, list[LeasedVBucket]]
+
+
+def acquired_lease(
+    connection: NodeConnection,
+    vbuckets: Sequence[int],
+    seconds: int,
+    reader: bytes = b"",
+    spare: int = 0,
+) -> Granted:
+    """Have a node hold vBuckets; arguments as `lease.acquire`. Raises `LeaseRefused`."""
+    answer = connection.ask(lease.acquire(vbuckets, seconds, reader, spare))
+    if answer.status == Status.INVALID_ARGUMENTS and reader:  # an older node asks not who reads
+        answer = connection.ask(lease.acquire(vbuckets, seconds, spare=spare))
+    return _granted(connection, answer)
+
+
+def renewed_lease(connection: NodeConnection, number: int, seconds: int) -> int:
+    """Let a lease live for so long from now; return the seconds granted. Raises `LeaseRefused`."""
+    return _granted(connection, connection.ask(lease.renew(number, seconds)))[1]
+
+
+def _granted(connection: NodeConnection, answer: ResponseFrame) -> Granted:
+    if answer.status:
+        has_none = answer.status in (Status.UNKNOWN_COMMAND, Status.NOT_SUPPORTED)
+        what = "has no leases" if has_none else "refuses the lease"
+        words = f"the node at {connection.place} {what}: {answer.reason}"
+        raise LeaseRefused(words, answer.status)
+    try:
+        return lease.granted(answer)
+    except RemoteProtocolError as error:
+        raise connection.protocol_error(str(error)) from None
 
 
 # --- many requests at once ------------------------------------------------------------------------

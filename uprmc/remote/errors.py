@@ -105,9 +105,17 @@ class NotForgotten(Refused):
 
 
 class LeaseRefused(NodeError):
-    """A lease is not granted, because the node has none, or too many are held; or it has ended."""
+    """A lease is not granted, because the node has none, or too many are held; or it has ended.
+
+    Attributes:
+        status: what the node has answered, 0 = nothing.
+    """
 
     code = "UPRMC_LEASE_REFUSED"
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 class NodeNonsense(NodeError):

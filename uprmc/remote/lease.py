@@ -33,6 +33,9 @@ from uprmc.protocol.upr_extensions import (
 from uprmc.remote import ranges
 from uprmc.units import in_ranges
 
+#: Renewals in the life of a lease: two of them may fail.
+RENEWALS = 3
+
 #: What a token begins with.
 _FORM = "lease1"
 

@@ -6,7 +6,7 @@
 
 Functions are imported when they are first asked for: workers import a module or two, and what needs
 no JVM needs no pyspark either. Neither this package nor what it stands on (`columnar`, `backup`,
-`load`, `jobs`, `consume`, `protocol`) imports Twisted: a zip of them and construct (`shipping`) is
+`load`, `jobs`, `remote`, `protocol`) imports Twisted: a zip of them and construct (`shipping`) is
 all that a worker needs.
 """
 
@@ -58,7 +58,9 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found: object = getattr(import_module(_HOMES[name]), name)
+    from uprmc.spark.worker_errors import plainly
+
+    found: object = plainly(getattr(import_module(_HOMES[name]), name))  # errors with their words
     globals()[name] = found
     return found
 

@@ -35,6 +35,7 @@ _ABOVE = (
     "places.py",
     "ports.py",
     "py.typed",
+    "regular.py",
     "rollback.py",
     "units.py",
 )
