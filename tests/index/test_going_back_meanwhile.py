@@ -109,7 +109,7 @@ def test_what_was_queued_before_the_store_went_back_is_not_applied_to_what_it_ha
 ) -> None:
     """Changes of other vBuckets would leave gaps; what they wait for is asked for again."""
     kept = _Store()
-    updater = Updater(loop.reactor, "test", lambda: kept, 1_000_000, 100, lambda: None)  # type: ignore[arg-type,return-value]
+    updater = Updater(loop.reactor, "test", lambda: kept, 1_000_000, 100, lambda: None, 60.0)  # type: ignore[arg-type,return-value]
     loop.result(updater.started)
     returned = updater.roll_back(0, 5)
     assert isinstance(returned, Deferred)

@@ -170,6 +170,28 @@ def test_a_node_indexes_and_answers_by_a_process_that_comes_and_goes_with_it(
         server.stop()
 
 
+def children_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_processes_that_run_javascript_end_when_they_have_nothing_to_do(tmp_path: Path) -> None:
+    pytest.importorskip("py_mini_racer")
+    soon = ("--set", "index.worker_idle_s=0.1", "--set", "index.update_interval_s=0")
+    with start_uprmc(tmp_path, "--vbuckets", "4", *soon) as server:
+        store_person(server, 41)
+        assert server.views is not None
+        with Views(server.views) as views:
+            source = "function (doc, meta) { emit(doc.age, null); }"
+            assert views.put("people", {"by_age": {"map": source}}).status == 201
+            for wanted in ([41], [36, 41]):
+                rows = views.rows("people/by_age", stale="false")
+                assert [row["key"] for row in rows] == wanted
+                index = index_of(server)["pid"]
+                wait_until(lambda pid=index: not children_of(pid), "no process is left")
+                store_person(server, 36)
+        server.stop()
+
+
 def test_the_process_ends_with_a_node_that_was_killed_and_the_next_has_its_address(
     tmp_path: Path,
 ) -> None:

@@ -703,6 +703,13 @@ class IndexSettings:
     worker_memory: int = setting(
         512 * MIB, "bytes", "Memory of one such process.", 64 * MIB, 64 * GIB
     )
+    worker_idle_s: float = setting(
+        60.0,
+        "seconds",
+        "End such a process when it has had nothing to do for this long; it takes about 80 MB.",
+        0.1,
+        86_400,
+    )
     map_timeout_s: float = setting(
         5.0,
         "seconds",

@@ -646,6 +646,7 @@ class Following:
             settings.queue_bytes,
             settings.batch_changes,
             self.progress.fire,
+            settings.worker_idle_s,
         )
         failures: list[Any] = []
         updater.failed.addErrback(self._has_failed, failures)

@@ -393,7 +393,7 @@ class CountedMaps:
         self._mapper.give_up()
 
     def close(self) -> None:
-        """Run no maps any more."""
+        """End the processes that run maps; `map` begins new ones."""
         self._mapper.close()
 
 

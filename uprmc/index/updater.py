@@ -146,6 +146,7 @@ class Updater:
         limit_bytes: more is not queued; the library waits.
         batch_changes: most changes that are applied at once.
         on_progress: called when something was applied, a job was done, or a header was written.
+        idle_s: after so long without anything to do the processes of its maps are ended.
     """
 
     store: IndexStore  # once `started` has fired
@@ -158,12 +159,15 @@ class Updater:
         limit_bytes: int,
         batch_changes: int,
         on_progress: Callable[[], None],
+        idle_s: float,
     ) -> None:
         self._reactor = reactor
         self._open_store = open_store
         self._limit_bytes = limit_bytes
         self._batch_changes = batch_changes
         self._on_progress = on_progress
+        self._idle_s = idle_s
+        self._rests = False  # it has nothing to do, and keeps no processes for it
         self._queue: deque[Batch | _Job] = deque()
         self._ready = threading.Condition()
         self._queued_bytes = 0
@@ -304,10 +308,13 @@ class Updater:
             if not self._queue:
                 work = self.store.work()
                 if work is None:
-                    self._ready.wait(due)
-                    return True
+                    rested = self._rests or due is not None
+                    woken = self._ready.wait(due if rested else self._idle_s)
+                    self._rests = not woken and due is None
             found = self._next() if self._queue else []
-        if found:
+        if self._rests and not found:
+            self.store.maps.close()  # its processes; the next changes begin new ones
+        elif found:
             self._do(found)
         elif work is not None and next(work, self) is self:
             self._call(self._on_progress)
