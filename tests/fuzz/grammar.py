@@ -54,7 +54,7 @@ def binary_request(random: Random) -> bytes:
     key = random.choice(KEYS[:22])
     opcode, extras, body, bare = _parts(random)
     cas = random.choice((0, 0, 0, 1, random.getrandbits(64)))
-    return codec.request(
+    return codec.frame(
         opcode,
         key=b"" if bare else key,
         extras=extras,

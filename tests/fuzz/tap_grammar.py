@@ -48,10 +48,10 @@ def greeting(random: Random) -> bytes:
 def _write(random: Random) -> bytes:
     key, number = random.choice(_KEYS), random.randrange(4)
     if random.random() < 0.2:
-        return codec.request(codec.DELETE, key=key, vbucket=number)
+        return codec.frame(codec.DELETE, key=key, vbucket=number)
     value = random.randbytes(random.choice((0, 10, 300)))
     extras = codec.store_extras(random.getrandbits(32), random.choice((0, 0, 100)))
-    return codec.request(codec.SET, key=key, extras=extras, value=value, vbucket=number)
+    return codec.frame(codec.SET, key=key, extras=extras, value=value, vbucket=number)
 
 
 def connect(random: Random) -> bytes:
@@ -128,18 +128,18 @@ def _command(random: Random) -> bytes:
     few = random.choice((b"", b"\0\0", b"\0\2" + pairs, b"\0\3" + pairs, b"\0\1" + pairs))
     return random.choice(
         (
-            codec.request(0x0A),
-            codec.request(0x0B),
-            codec.request(
+            codec.frame(0x0A),
+            codec.frame(0x0B),
+            codec.frame(
                 0x10, key=random.choice((b"", b"tap", b"tapagg _", b"tap-vbtakeover 1 x"))
             ),
-            codec.request(0x1F, key=b"fuzz", value=codec.hello_value([3, 4])),
-            codec.request(0x20),
-            codec.request(0x00, key=b"k1"),
-            codec.request(0x9E, key=name),
-            codec.request(0x9F),
-            codec.request(0xB0, key=name, value=few),
-            codec.request(random.randrange(256), key=name, value=few),
+            codec.frame(0x1F, key=b"fuzz", value=codec.hello_value([3, 4])),
+            codec.frame(0x20),
+            codec.frame(0x00, key=b"k1"),
+            codec.frame(0x9E, key=name),
+            codec.frame(0x9F),
+            codec.frame(0xB0, key=name, value=few),
+            codec.frame(random.randrange(256), key=name, value=few),
         )
     )
 
@@ -153,7 +153,7 @@ def push(random: Random) -> bytes:
     if kind < 0.1:
         state = random.choice((1, 2, 2, 3, 4))
         number = random.randrange(4)
-        return codec.request(0x3D, extras=state.to_bytes(4, "big"), vbucket=number)
+        return codec.frame(0x3D, extras=state.to_bytes(4, "big"), vbucket=number)
     if kind < 0.2:
         return _command(random)
     if kind < 0.25:
@@ -233,7 +233,7 @@ def _misshapen(random: Random) -> bytes:
 
 def push_greeting(random: Random) -> bytes:
     """Return what a master begins with."""
-    frames = [codec.request(0x3D, extras=tap.number32(2), vbucket=number) for number in range(4)]
+    frames = [codec.frame(0x3D, extras=tap.number32(2), vbucket=number) for number in range(4)]
     frames.append(tap.pushed(tap.OPAQUE, 1, specific=tap.number32(0), flags=tap.ACK))
     if random.random() < 0.6:
         frames.append(tap.pushed(tap.OPAQUE, 2, specific=tap.number32(2), flags=tap.ACK))

@@ -283,7 +283,7 @@ def _frame(random: Random, parts: Parts) -> bytes:
     opcode, extras, key, value = parts
     if random.random() < 0.1:
         extras, key, value = _misshapen(random, extras, key, value)
-    return codec.request(
+    return codec.frame(
         opcode,
         key=key,
         extras=extras,

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.sim import codec
-from tests.sim.codec import Reply, ReplyReader
-from tests.sim.history import History, Op
-from tests.sim.judges import complain
-from tests.sim.link import FAST, Link, LinkProfile
+from tests.sim.codec import Frame, FrameReader
+from tests.sim.judges import History, Op, complain
+from tests.sim.net import FAST, Link, LinkProfile
 from tests.sim.world import World
 
 #: Makes a link for a client, ``None`` while nobody listens.
@@ -92,7 +91,7 @@ class Client:
         self._connect = connect
         self._vbuckets = vbuckets
         self._link: Link | None = None
-        self._reader = ReplyReader()
+        self._reader = FrameReader()
         self._connection = 0
         self._opaque = 0
         self._thinking = False
@@ -110,7 +109,7 @@ class Client:
         self._link = self._connect(self, self.habits.profile, self.habits.by_key)
         if self._link is None:
             return False
-        self._reader = ReplyReader()
+        self._reader = FrameReader()
         self._connection += 1
         self._lock_status = False
         if self.habits.hello:
@@ -137,7 +136,7 @@ class Client:
             self._settle(reply)
         self._think_later()
 
-    def _settle(self, reply: Reply) -> None:
+    def _settle(self, reply: Frame) -> None:
         while self.under_way:
             op = self.under_way.popleft()
             if op.opaque == reply.opaque:
@@ -156,7 +155,7 @@ class Client:
             self._history.ends(op)
         complain(f"{self.name}: a reply nobody asked for: {reply}")
 
-    def _learn(self, op: Op, reply: Reply) -> None:
+    def _learn(self, op: Op, reply: Frame) -> None:
         if reply.status != codec.OK:
             return
         if op.kind == "getl":
@@ -195,7 +194,7 @@ class Client:
         self.under_way.append(op)
         self._history.begins(op)
         self._link.send(
-            codec.request(
+            codec.frame(
                 op.opcode,
                 key=b"" if op.kind == "observe" else op.key,
                 extras=extras,

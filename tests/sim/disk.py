@@ -93,6 +93,10 @@ class Disk:
         """Whether a commit would be taken."""
         return not (self.full or self.broken or self.map_full)
 
+    def mend(self) -> None:
+        """Let it work."""
+        self.full = self.broken = self.unreadable = self.map_full = False
+
     def refuse(self) -> None:
         """Raise the fault that is on."""
         since, self.waits_since = self.waits_since, None

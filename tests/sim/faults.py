@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.sim.disk import Disk
 from tests.sim.node import Node
 from tests.sim.world import World
 
@@ -43,31 +42,25 @@ ALL_FAULTS = Faults(
 )
 
 
-class FaultyRun:
-    """A run of one node among faults; `_begin_faults` begins them, `_faulty` = False ends them.
+class NodeFaults:
+    """What goes wrong with a node."""
 
-    Attributes:
-        crashes, cuts: how many there were.
-    """
-
-    world: World
-    disk: Disk
-    node: Node
-
-    def __init__(self, absences_s: tuple[float, ...]) -> None:
+    def __init__(self, world: World, node: Node, absences_s: tuple[float, ...]) -> None:
         """Make it.
 
         Args:
-            absences_s: how long a node may be down. Sometimes not at all: a clock with seconds does
-                not see such a short absence.
+            absences_s: how long the node may be down. Sometimes not at all: a clock with seconds
+                does not see such a short absence.
         """
         self.crashes = self.cuts = 0
-        self._faulty = False
+        self._world, self._node, self._disk = world, node, node.disk
         self._absences_s = absences_s
+        self._working = False
 
-    def _begin_faults(self, faults: Faults) -> None:
-        self._faulty = True
-        disk = self.disk
+    def begin(self, faults: Faults) -> None:
+        """From now on."""
+        self._working = True
+        disk = self._disk
         for mean_s, happen in (
             (faults.cut_s, self._cut),
             (faults.crash_s, lambda: self._crash(power=False)),
@@ -83,66 +76,52 @@ class FaultyRun:
             if mean_s:
                 self._again(mean_s, happen)
 
+    def heal(self) -> None:
+        """No more, and mend what is broken."""
+        self._working = False
+        self._disk.mend()
+
     def _again(self, mean_s: float, happen: Callable[[], None]) -> None:
         def act() -> None:
-            if self._faulty:
+            if self._working:
                 happen()
                 self._again(mean_s, happen)
 
-        self.world.after(self.world.random.expovariate(1 / mean_s), act)
+        self._world.after(self._world.random.expovariate(1 / mean_s), act)
 
     def _cut(self) -> None:
-        if self.node.links:
+        if self._node.links:
             self.cuts += 1
-            self.world.note("cut")
-            self.world.random.choice(self.node.links).cut()
+            self._world.note("cut")
+            self._world.random.choice(self._node.links).cut()
 
     def _set_clock(self) -> None:
-        self.world.set_wall_clock(self.world.random.choice(_CLOCK_STEPS_S))
+        self._world.set_wall_clock(self._world.random.choice(_CLOCK_STEPS_S))
 
     def _crash(self, *, power: bool) -> None:
-        if not self.node.up:
+        if not self._node.up:
             return
         self.crashes += 1
-        self.node.crash(power=power)
+        self._node.crash(power=power)
         self._start_later()
 
     def _stop(self) -> None:
-        if self.node.serving and not self.node.stopping:
-            self.node.stop()
+        if self._node.serving and not self._node.stopping:
+            self._node.stop()
             self._start_later()
 
     def _start_later(self) -> None:
         def start() -> None:
-            if self.node.up:
-                if self.node.stopping:
+            if self._node.up:
+                if self._node.stopping:
                     self._start_later()
                 return
-            disk = self.disk
-            disk.full = disk.broken = disk.map_full = disk.unreadable = False  # it could not start
-            self.node.start()
+            self._disk.mend()  # it could not start
+            self._node.start()
 
-        self.world.after(self.world.random.choice(self._absences_s), start)
+        self._world.after(self._world.random.choice(self._absences_s), start)
 
     def _for_a_while(self, fault: str) -> None:
-        self.world.note(f"disk {fault}")
-        setattr(self.disk, fault, True)
-        self.world.after(self.world.between(0.05, 0.3), lambda: setattr(self.disk, fault, False))
-
-
-class NodeFaults(FaultyRun):
-    """What goes wrong with one node of several."""
-
-    def __init__(self, world: World, node: Node, absences_s: tuple[float, ...]) -> None:
-        super().__init__(absences_s)
-        self.world, self.node, self.disk = world, node, node.disk
-
-    def begin(self, faults: Faults) -> None:
-        """From now on."""
-        self._begin_faults(faults)
-
-    def heal(self) -> None:
-        """No more, and mend what is broken."""
-        self._faulty = False
-        disk = self.disk
-        disk.full = disk.broken = disk.unreadable = disk.map_full = False
+        self._world.note(f"disk {fault}")
+        setattr(self._disk, fault, True)
+        self._world.after(self._world.between(0.05, 0.3), lambda: setattr(self._disk, fault, False))

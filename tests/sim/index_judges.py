@@ -16,9 +16,9 @@ from collections import Counter, defaultdict
 from typing import Any, NamedTuple
 from zlib import crc32
 
+from tests.sim.codec import Version
 from tests.sim.judges import complain
-from tests.sim.replica_truth import Histories
-from tests.sim.upr_codec import Version
+from tests.sim.truth import Histories
 from tests.sim.world import World
 from uprmc.index.rows import split_row_value
 

@@ -18,10 +18,9 @@ from zlib import crc32
 
 from tests.sim.index_judges import Asked, IndexJudge
 from tests.sim.judges import complain
-from tests.sim.replica_client import Program
-from tests.sim.replica_mirror import ProgramDied
-from tests.sim.replica_node import Cluster, address
-from tests.sim.replica_truth import Histories
+from tests.sim.net import Net, address
+from tests.sim.program import Program, ProgramDied
+from tests.sim.truth import Histories
 from uprmc.client.core import Options, UprCore
 from uprmc.config import IndexSettings
 from uprmc.index import group
@@ -176,7 +175,7 @@ class IndexProgram(Program):
 
     def __init__(
         self,
-        cluster: Cluster,
+        net: Net,
         histories: Histories,
         directory: Path,
         vbuckets: int,
@@ -195,12 +194,12 @@ class IndexProgram(Program):
         self._directory = directory / f"index{number}"
         self._directory.mkdir()
         self._synced: dict[Path, int] = {}
-        self._judge = IndexJudge(histories, cluster.world)
+        self._judge = IndexJudge(histories, net.world)
         self._applying = self._thinking = False
         self._followed = 0
         self._asked: list[tuple[Any, dict[int, Asked], Level]] = []
         self.store: IndexStore | None = None
-        super().__init__(cluster, histories, "index", number=number, death=death, instance=instance)
+        super().__init__(net, histories, "index", number=number, death=death, instance=instance)
 
     # --- lives ------------------------------------------------------------------------------------
 
@@ -262,7 +261,7 @@ class IndexProgram(Program):
             jitter=self._world.random.random,
             instance=self._instance,
         )
-        places = [address(node.name) for node in self._cluster.nodes.values()]
+        places = [address(node.name) for node in self._net.nodes.values()]
         self.core = UprCore(places, IndexHandler(self.desk), IndexState(self.desk), options)
         self._catching = self.core.barrier()
         self._turn(self.core)
@@ -489,7 +488,7 @@ class IndexProgram(Program):
     def _drop_old_file(self, store: IndexStore) -> None:
         """Drop the file before a compaction if no rollback can need it."""
         if store.files.old is not None:
-            nodes = [node for node in self._cluster.nodes.values() if node.up and node.serving]
+            nodes = [node for node in self._net.nodes.values() if node.up and node.serving]
             persisted = {
                 vbucket.id: vbucket.persisted_seqno
                 for node in nodes

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tests.sim import codec
-from tests.sim.history import Op
-from tests.sim.judges import Record, complain
+from tests.sim.judges import Op, Record, complain
 
 #: More situations than this mean that the workload is too parallel for this judge.
 _SITUATIONS_MAX = 50_000

@@ -9,22 +9,16 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from typing import Any
 
-from tests.sim import node, xdcr_node
-from tests.sim.index_run import IndexRun
-from tests.sim.judged import Judged
-from tests.sim.replica_run import ReplicaRun
-from tests.sim.sink_run import SinkRun
-from tests.sim.tap_push_run import PushRun
-from tests.sim.tap_run import TapRun
-from tests.sim.upr_run import UprRun
-from tests.sim.watermark_run import WatermarkRun
-from tests.sim.xdcr_run import XdcrRun
+from tests.sim.cluster_run import INDEX, REPLICAS, SINKS, TAP, WATERMARKS
+from tests.sim.links import LINKS
+from tests.sim.node import shrink
+from tests.sim.push import PUSH
+from tests.sim.run import STORE, STREAMS
 
-SIMULATIONS: dict[str, type[Judged[Any]]] = {
-    kind.simulation: kind
-    for kind in (UprRun, ReplicaRun, WatermarkRun, TapRun, PushRun, IndexRun, SinkRun, XdcrRun)
+SIMULATIONS = {
+    each.name: each
+    for each in (STORE, STREAMS, REPLICAS, WATERMARKS, TAP, PUSH, INDEX, SINKS, LINKS)
 }
 
 
@@ -32,17 +26,16 @@ def main() -> None:
     """See the module docstring."""
     if len(sys.argv) not in (3, 4) or sys.argv[1] not in SIMULATIONS:
         sys.exit(f"usage: python -m tests.sim.seeds {{{','.join(SIMULATIONS)}}} FIRST [LAST]")
-    node.shrink()
-    xdcr_node.shrink()
-    kind, first = SIMULATIONS[sys.argv[1]], int(sys.argv[2])
+    shrink()
+    simulation, first = SIMULATIONS[sys.argv[1]], int(sys.argv[2])
     if len(sys.argv) == 3:
-        _say(str(dict(kind.random(first).account())))
+        _say(str(dict(simulation.random(first).account())))
         return
     last, failed, total = int(sys.argv[3]), 0, Counter[str]()
     began = time.perf_counter()
     for seed in range(first, last):
         try:
-            total.update(kind.random(seed).account())
+            total.update(simulation.random(seed).account())
         except Exception as error:  # a seed that broke is shown, the others go on
             failed += 1
             said = str(error).split("\nthe last events", maxsplit=1)[0]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from tests.codec.frames import HEADER, REQUEST, RESPONSE, frame
+from tests.sim.codec import Packets
 
 CONNECT, MUTATION, DELETE, FLUSH, OPAQUE, VBUCKET_SET, START, END = range(0x40, 0x48)
 NOOP, DEREGISTER = 0x0A, 0x9E
@@ -108,25 +109,15 @@ def swapped(flags: int) -> int:
     return int.from_bytes(flags.to_bytes(4, "big"), "little")
 
 
-class MessageReader:
+class MessageReader(Packets):
     """Messages out of bytes that arrive anyhow."""
-
-    def __init__(self) -> None:
-        self._buffer = b""
 
     def feed(self, data: bytes) -> list[Message]:
         """Return the messages that are complete now."""
-        buffer = self._buffer + data
-        messages, at = [], 0
-        while len(buffer) - at >= HEADER.size:
-            head = HEADER.unpack_from(buffer, at)
-            end = at + HEADER.size + head[6]
-            if len(buffer) < end:
-                break
-            messages.append(_message(head, buffer[at + HEADER.size : end]))
-            at = end
-        self._buffer = buffer[at:]
-        return messages
+        return [
+            _message(HEADER.unpack_from(packet), packet[HEADER.size :])
+            for packet in self.whole(data)
+        ]
 
 
 def _message(head: tuple[int, ...], body: bytes) -> Message:

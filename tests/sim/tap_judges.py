@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tests.sim import tap_codec as tap
+from tests.sim.codec import Version
 from tests.sim.judges import complain
-from tests.sim.replica_truth import Histories
 from tests.sim.tap_codec import Message
-from tests.sim.tap_kinds import TapKind
-from tests.sim.upr_codec import Version
+from tests.sim.truth import Histories
+
+if TYPE_CHECKING:
+    from tests.sim.tap_client import TapKind
 
 _ITEMS = (tap.MUTATION, tap.DELETE)
 _CHECKPOINTS = (tap.START, tap.END)

@@ -6,12 +6,11 @@ import pytest
 
 from tests.seeds import seeds
 from tests.sim import codec, linearity
-from tests.sim.codec import Reply
+from tests.sim.codec import Frame
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.history import Op
-from tests.sim.judges import Verdict
+from tests.sim.judges import Op, Verdict
 from tests.sim.linearity import ABSENT
-from tests.sim.run import EVERYTHING, Run
+from tests.sim.run import EVERYTHING, STORE, StorePlan, StoreRun
 from tests.sim.test_store_survives import back, put, read, write_out
 
 pytestmark = pytest.mark.sim
@@ -27,7 +26,7 @@ WITHOUT_FLUSH = {kind: weight for kind, weight in EVERYTHING.items() if kind != 
 def test_every_accepted_change_takes_one_seqno_and_a_refused_one_none(seed: int) -> None:
     """Nothing is cut or lost here, so that every change can be counted."""
     faults = Faults(unreadable_s=0.5, full_s=0.7) if seed % 2 else NO_FAULTS
-    run = Run.random(seed, steps=2_000, faults=faults, weights=WITHOUT_FLUSH, clients=4)
+    run = STORE.random(seed, StorePlan(faults, steps=2_000, weights=WITHOUT_FLUSH, clients=4))
     assert run.history.life == 1
 
 
@@ -35,8 +34,8 @@ def test_every_accepted_change_takes_one_seqno_and_a_refused_one_none(seed: int)
 def test_cut_connections_leave_one_history(seed: int) -> None:
     """A request whose connection ended has happened once or not at all."""
     faults = Faults(cut_s=0.1, broken_s=0.5)
-    run = Run.random(seed, steps=2_000, faults=faults, clients=4, short_lives=True)
-    assert run.cuts
+    run = STORE.random(seed, StorePlan(faults, steps=2_000, clients=4, short_lives=True))
+    assert run.account()["cuts"]
 
 
 @pytest.mark.parametrize("seed", seeds(default=20))
@@ -44,7 +43,7 @@ def test_documents_that_come_and_go_from_memory_stay_what_they_are(seed: int) ->
     """Memory is so short that most reads wait for the disk, and the disk is often unreadable."""
     weights = {**WITHOUT_FLUSH, "get": 80, "flush": 1}
     faults = Faults(unreadable_s=0.3, crash_s=1.0)
-    run = Run.random(seed, steps=2_000, faults=faults, weights=weights, quota=4_500)
+    run = STORE.random(seed, StorePlan(faults, steps=2_000, weights=weights, quota=4_500))
     assert any("FetchDriver.work" in line for line in run.world.log)
 
 
@@ -54,7 +53,7 @@ def test_documents_that_come_and_go_from_memory_stay_what_they_are(seed: int) ->
 @pytest.mark.acceptance("D17")
 def test_a_refused_change_leaves_the_seqno_where_it_was() -> None:
     """Each kind of refusal, and then one change that is accepted."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"1")
     client = run.clients[0]
     vbuckets = run.node.bucket.vbuckets.values()
@@ -83,7 +82,7 @@ def test_a_refused_change_leaves_the_seqno_where_it_was() -> None:
 
 def test_a_cas_is_not_given_out_twice_even_by_a_node_that_restarts_within_a_second() -> None:
     """The change is lost with the crash, but a client still holds its CAS."""
-    run = Run.directed()
+    run = StoreRun.directed()
     lost = put(run, b"a", b"lost")
     run.restart()
     client = back(run)
@@ -102,7 +101,7 @@ def test_a_value_fetched_from_before_a_flush_does_not_come_back() -> None:
     The fetch opens its view, then everything is flushed, written anew with the same seqno, brought
     to disk and ejected; only then the fetch ends.
     """
-    run = Run.directed()
+    run = StoreRun.directed()
     reader = run.clients[0]
     writer = run.client(reader.habits)
     writer.connect()
@@ -137,7 +136,7 @@ def test_a_value_fetched_from_before_a_flush_does_not_come_back() -> None:
 
 def test_a_refused_change_does_not_open_a_lock() -> None:
     """The lock's holder asks for something impossible; the lock is still there afterwards."""
-    run = Run.directed()
+    run = StoreRun.directed()
     client = run.clients[0]
     put(run, b"a", b"no number")
     locked = run.done(client.get_and_lock(b"a", 15))
@@ -152,7 +151,7 @@ def test_a_refused_change_does_not_open_a_lock() -> None:
 
 def test_a_document_set_over_an_expired_locked_one_is_not_locked() -> None:
     """The lock belonged to the document that is gone."""
-    run = Run.directed()
+    run = StoreRun.directed()
     client = run.clients[0]
     run.done(client.store(b"a", b"1", exptime=2))
     assert run.done(client.get_and_lock(b"a", 15)).status == codec.OK
@@ -191,7 +190,7 @@ class Script:
         if status is not None:
             shown = value if kind == "get" and status == codec.OK else b""
             extras = bytes(4) if kind == "get" and status == codec.OK else b""
-            op.reply = Reply(0, status, began, new_cas, extras, b"", shown)
+            op.reply = Frame(True, 0, status, began, new_cas, extras, b"", shown)
         self.ops.append(op)
         return self
 

@@ -10,16 +10,16 @@ import pytest
 
 from tests.seeds import seeds
 from tests.sim.faults import ALL_FAULTS
-from tests.sim.run import Run
+from tests.sim.run import STORE, StorePlan
 
 pytestmark = pytest.mark.sim
 
 _PRINT_DIGEST = """
 from tests.sim.node import shrink
 from tests.sim.faults import ALL_FAULTS
-from tests.sim.run import Run
+from tests.sim.run import STORE, StorePlan
 shrink()
-print(Run.random(3, steps=1_000, faults=ALL_FAULTS).world.digest())
+print(STORE.random(3, StorePlan(ALL_FAULTS, steps=1_000)).world.digest())
 """
 
 
@@ -27,7 +27,7 @@ print(Run.random(3, steps=1_000, faults=ALL_FAULTS).world.digest())
 def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     """Event for event."""
     first, second = (
-        Run.random(seed, steps=1_000, faults=ALL_FAULTS, short_lives=True).world.log
+        STORE.random(seed, StorePlan(ALL_FAULTS, steps=1_000, short_lives=True)).world.log
         for _ in range(2)
     )
     assert first == second
@@ -36,7 +36,8 @@ def test_the_same_seed_gives_the_same_run(seed: int) -> None:
 
 def test_another_seed_gives_another_run() -> None:
     """Else the seeds would be worth nothing."""
-    digests = {Run.random(seed, steps=200, faults=ALL_FAULTS).world.digest() for seed in range(5)}
+    plan = StorePlan(ALL_FAULTS, steps=200)
+    digests = {STORE.random(seed, plan).world.digest() for seed in range(5)}
     assert len(digests) == 5
 
 

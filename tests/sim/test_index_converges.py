@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from tests.seeds import seeds
+from tests.sim.cluster_run import INDEX
 from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.index_program import Desk
-from tests.sim.index_run import IndexPlan, IndexRun
-from tests.sim.judged import story
 from tests.sim.noticing import Break, broken, cases, happens, instead, notice, skip, swap
+from tests.sim.plan import Plan
 from uprmc.client.core import UprCore
 from uprmc.index import group
 from uprmc.index import store as store_module
@@ -34,13 +34,13 @@ pytestmark = pytest.mark.sim
 @pytest.mark.acceptance("I01", "I08", "I11", "I13", "I16", "I19", "I20", "I22", "I24", "I28", "D16")
 def test_every_answer_of_an_index_was_true_whatever_goes_wrong(seed: int) -> None:
     """Random faults, failovers, takeovers, purges, deaths, vBuckets that come and go."""
-    story(IndexRun, seed)
+    INDEX.story(seed)
 
 
-_SHORT = IndexPlan("pair", NO_FAULTS, {}, keys=14, writer_s=0.02, steps=3_000)
+_SHORT = Plan("pair", NO_FAULTS, {}, keys=14, writer_s=0.02, steps=3_000, index=True, purge_s=0.05)
 
 #: What a run is for -> its plan.
-RUNS: dict[str, IndexPlan] = {
+RUNS: dict[str, Plan] = {
     "nodes killed": replace(_SHORT, faults=Faults(crash_s=0.5, cut_s=0.5), writer_s=0.01),
     "one vBucket, killed": replace(
         _SHORT,
@@ -61,7 +61,7 @@ RUNS: dict[str, IndexPlan] = {
 @cache
 def account(what: str, seed: int) -> Mapping[str, int]:
     """Run a plan, once for all tests."""
-    return IndexRun.random(seed, RUNS[what]).account()
+    return INDEX.random(seed, RUNS[what]).account()
 
 
 @pytest.mark.parametrize("what", list(RUNS))
@@ -94,7 +94,7 @@ def test_the_runs_do_what_they_are_for() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     """Event for event."""
-    assert IndexRun.random(1).world.digest() == story(IndexRun, 1).digest
+    assert INDEX.random(1).world.digest() == INDEX.story(1).digest
 
 
 # --- judges speak ---------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def _only_the_first(whole: Any, desk: Desk) -> None:
         whole(desk)
 
 
-_CALM = IndexPlan("pair", NO_FAULTS, {}, keys=8, writer_s=0.02, steps=3_000, index_death=0.0)
+_CALM = replace(_SHORT, keys=8, index_death=0.0)
 _DYING = replace(_CALM, index_death=0.05, purge_s=0.01)
 
 _BREAKS = (
@@ -237,4 +237,4 @@ _BREAKS = (
 def test_a_broken_rule_of_the_index_is_noticed(
     case: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notice(case, monkeypatch, IndexRun.random, _SEEDS)
+    notice(case, monkeypatch, INDEX.random, _SEEDS)

@@ -9,12 +9,11 @@ from __future__ import annotations
 import pytest
 
 from tests.seeds import seeds
+from tests.sim.cluster_run import REPLICAS
+from tests.sim.desk import TAKEN, ReplicaDesk
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.replica_client import Program
-from tests.sim.replica_desk import TAKEN, ReplicaDesk
-from tests.sim.replica_mirror import AT_ONCE, KINDS, NATIVE
-from tests.sim.replica_plan import Plan
-from tests.sim.replica_run import ReplicaRun
+from tests.sim.plan import Plan
+from tests.sim.program import AT_ONCE, KINDS, NATIVE, Program
 from uprmc.remote.directory import Directory
 
 pytestmark = pytest.mark.sim
@@ -224,7 +223,7 @@ def test_programs_end_equal_to_the_active_node(seed: int) -> None:
         death=0.02,
         ring_items=(3, 20, 10_000)[seed % 3],
     )
-    account = ReplicaRun.random(seed, plan).account()
+    account = REPLICAS.random(seed, plan).account()
     assert account["program changes"]
 
 
@@ -233,7 +232,7 @@ def test_programs_end_equal_to_the_active_node(seed: int) -> None:
 def test_hand_overs_in_peace_send_no_program_back(seed: int) -> None:
     """Again and again under load."""
     plan = Plan("star", NO_FAULTS, {"takeover": 1}, operator_s=0.1, programs=KINDS)
-    account = ReplicaRun.random(seed, plan).account()
+    account = REPLICAS.random(seed, plan).account()
     assert account["handed over"]
     assert not account["program rollbacks"]
     assert not account["program keys undone"]

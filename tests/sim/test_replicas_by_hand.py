@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.replica_desk import INTERRUPTED, REFUSED, TAKEN, ReplicaDesk
-from tests.sim.replica_splice import Splice
-from tests.sim.upr_codec import ACTIVE, DEAD
-from tests.sim.upr_kinds import PLAIN, VERSED
+from tests.sim.codec import ACTIVE, DEAD
+from tests.sim.consumer import PLAIN, VERSED
+from tests.sim.desk import INTERRUPTED, REFUSED, TAKEN, ReplicaDesk
+from tests.sim.operators import Splice
 
 pytestmark = pytest.mark.sim
 
@@ -101,7 +101,7 @@ def test_a_replica_in_mid_snapshot_is_promoted_at_the_last_complete_one(messages
     desk.part("a", "b")
     desk.put_many("a", range(3, 30))
     desk.cut_after("b", "a", messages)
-    cutter = desk.run.cluster.cutters["b", "a"]
+    cutter = desk.run.net.cutters["b", "a"]
     desk.join()
     desk.world.run_until(lambda: cutter.cut)
     desk.part("a", "b")

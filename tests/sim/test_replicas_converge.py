@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 
 from tests.seeds import seeds
+from tests.sim.cluster_run import REPLICAS
+from tests.sim.consumer import PLAIN, RARE
+from tests.sim.desk import ReplicaDesk
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.judged import story
 from tests.sim.noticing import Break, Patch, broken, cases, happens, instead, notice, skip, swap
-from tests.sim.replica_desk import ReplicaDesk
-from tests.sim.replica_mirror import AT_ENDS, AT_ONCE
-from tests.sim.replica_plan import OPERATING, TOPOLOGIES, Plan
-from tests.sim.replica_run import ReplicaRun
+from tests.sim.plan import OPERATING, TOPOLOGIES, Plan
+from tests.sim.program import AT_ENDS, AT_ONCE
 from tests.sim.test_replica_programs import deposed_active, nobody_tells
-from tests.sim.upr_kinds import PLAIN, RARE
 from uprmc.client.follow import Follower
 from uprmc.client.position import PositionWriter, VBucketPlace
 from uprmc.client.state import BOUNDARY
@@ -53,7 +52,7 @@ pytestmark = pytest.mark.sim
 @pytest.mark.acceptance("D04", "D33", "D50", "D51", "D52", "D53", "D54", "P16", "P17")
 def test_every_node_ends_equal_to_the_active_one(seed: int) -> None:
     """Random topologies, faults, failovers, hand-overs; see `replica_plan`."""
-    story(ReplicaRun, seed)
+    REPLICAS.story(seed)
 
 
 #: Fault by fault: what goes wrong, and what the operator does.
@@ -85,7 +84,7 @@ def test_each_topology_bears_each_fault(topology: str, fault: str) -> None:
     plan = Plan(
         topology, faults, operating, operator_s=0.2, kinds=kinds, sync=sync, cut_handovers=cut
     )
-    ReplicaRun.random(0, plan)
+    REPLICAS.random(0, plan)
 
 
 @pytest.mark.parametrize("seed", seeds(default=3))
@@ -93,7 +92,7 @@ def test_each_topology_bears_each_fault(topology: str, fault: str) -> None:
 def test_hand_overs_in_peace_take_nobody_back(seed: int) -> None:
     """Again and again under load: no replica and no consumer is sent back, no log changes."""
     plan = Plan("star", NO_FAULTS, {"takeover": 1}, operator_s=0.1, kinds=(PLAIN,), silences=False)
-    run = ReplicaRun.random(seed, plan)
+    run = REPLICAS.random(seed, plan)
     account = run.account()
     assert not account["interrupted"]
     assert not run.histories.rollbacks
@@ -105,7 +104,7 @@ def test_hand_overs_in_peace_take_nobody_back(seed: int) -> None:
 def test_the_runs_do_what_they_are_for() -> None:
     """Every kind of event happens within the first seeds; else the judges have nothing to judge."""
     wanted = {"rollbacks", "handed over", "interrupted", "refused", "crashes", "cuts", "failover"}
-    happens(wanted, (story(ReplicaRun, seed).account for seed in range(20)))
+    happens(wanted, (REPLICAS.story(seed).account for seed in range(20)))
     assert set(TOPOLOGIES) == {"pair", "chain", "star"}
     assert set(OPERATING) >= {"takeover", "failover", "twice"}
 
@@ -113,7 +112,7 @@ def test_the_runs_do_what_they_are_for() -> None:
 @pytest.mark.parametrize("seed", seeds(default=2))
 def test_the_same_seed_gives_the_same_nodes(seed: int) -> None:
     """Event for event."""
-    assert ReplicaRun.random(seed).world.digest() == story(ReplicaRun, seed).digest
+    assert REPLICAS.random(seed).world.digest() == REPLICAS.story(seed).digest
 
 
 # --- judges speak ---------------------------------------------------------------------------------
@@ -559,7 +558,7 @@ _BREAKS = (
 
 @cases(_BREAKS)
 def test_a_broken_rule_of_replicas_is_noticed(case: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    notice(case, monkeypatch, ReplicaRun.random, _SEEDS)
+    notice(case, monkeypatch, REPLICAS.random, _SEEDS)
 
 
 # --- who is followed ------------------------------------------------------------------------------

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.seeds import seeds
+from tests.sim.cluster_run import SINKS
 from tests.sim.faults import Faults
-from tests.sim.judged import story
 from tests.sim.noticing import Break, broken, cases, happens, instead, notice, skip, swap
-from tests.sim.sink_run import SinkPlan, SinkRun
+from tests.sim.plan import Plan
 from uprmc.sinks.http_post import HttpPost
 from uprmc.sinks.json_file import JsonFile
 from uprmc.sinks.kafka import Kafka
@@ -28,12 +28,12 @@ _SEEDS = 20
 @pytest.mark.parametrize("seed", seeds(default=3))
 def test_every_reader_ends_with_the_documents_whatever_goes_wrong(seed: int) -> None:
     """Random faults, failovers, takeovers; all sinks, and deaths of their processes."""
-    story(SinkRun, seed)
+    SINKS.story(seed)
 
 
-def plan(sink: str, death: float) -> SinkPlan:
+def plan(sink: str, death: float) -> Plan:
     """Return what breaks need: nodes that lose changes, and processes that die."""
-    return SinkPlan(
+    return Plan(
         "pair",
         Faults(crash_s=0.5),
         {"failover": 2, "takeover": 1},
@@ -49,11 +49,11 @@ def plan(sink: str, death: float) -> SinkPlan:
 def test_the_runs_do_what_they_are_for() -> None:
     """Processes die, positions are judged, requests come twice, nodes roll back."""
     wanted = {"jsonl judged", "sqlite judged", "http again", "kafka deaths", "rollbacks"}
-    happens(wanted, (story(SinkRun, seed).account for seed in range(_SEEDS)))
+    happens(wanted, (SINKS.story(seed).account for seed in range(_SEEDS)))
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    assert SinkRun.random(0).world.digest() == story(SinkRun, 0).digest
+    assert SINKS.random(0).world.digest() == SINKS.story(0).digest
 
 
 # --- judges speak ---------------------------------------------------------------------------------
@@ -119,4 +119,4 @@ def _unless_all(whole: Any, sink: Any, vbucket: int, seqno: int) -> None:
     )
 )
 def test_a_broken_sink_is_noticed(case: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    notice(case, monkeypatch, SinkRun.random, _SEEDS)
+    notice(case, monkeypatch, SINKS.random, _SEEDS)

@@ -11,10 +11,11 @@ from tests.seeds import seeds
 from tests.sim import codec
 from tests.sim.client import Client
 from tests.sim.disk import DiskStore
-from tests.sim.faults import ALL_FAULTS, Faults
-from tests.sim.history import Op
+from tests.sim.faults import ALL_FAULTS, NO_FAULTS, Faults
+from tests.sim.judges import Op
 from tests.sim.noticing import Break, broken, cases, instead, notice, skip, swap
-from tests.sim.run import EVERYTHING, Run
+from tests.sim.run import EVERYTHING, STORE, StorePlan, StoreRun
+from tests.sim.world import World
 from uprmc.engine import flusher as flusher_module
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.fetcher import Fetcher
@@ -38,33 +39,33 @@ pytestmark = pytest.mark.sim
 @pytest.mark.acceptance("D21", "D22", "D23")
 def test_everything_promised_survives_whatever_happens(seed: int) -> None:
     """Crashes, power losses, clean stops, full and broken disks, cut connections, all together."""
-    Run.random(seed, steps=2_500, faults=ALL_FAULTS, short_lives=seed % 2 == 0)
+    STORE.random(seed, StorePlan(ALL_FAULTS, short_lives=seed % 2 == 0))
 
 
 @pytest.mark.parametrize("seed", seeds(default=20))
 def test_without_sync_a_power_loss_takes_no_more_than_what_was_not_synced(seed: int) -> None:
     """With ``--no-sync`` a process may still crash as it likes; a power loss goes back in time."""
-    Run.random(seed, steps=2_500, faults=ALL_FAULTS, sync=False)
+    STORE.random(seed, StorePlan(ALL_FAULTS, sync=False))
 
 
 @pytest.mark.parametrize("seed", seeds(default=20))
 def test_a_flush_that_was_acknowledged_is_never_undone(seed: int) -> None:
     """Everything is forgotten again and again, among crashes."""
     weights = {**EVERYTHING, "flush": 8, "set": 60}
-    Run.random(seed, steps=2_000, faults=ALL_FAULTS, weights=weights)
+    STORE.random(seed, StorePlan(ALL_FAULTS, steps=2_000, weights=weights))
 
 
 # --- by hand ------------------------------------------------------------------------------------
 
 
-def put(run: Run, key: bytes, value: bytes) -> Op:
+def put(run: StoreRun, key: bytes, value: bytes) -> Op:
     """Store a document and wait for the answer."""
     op = run.done(run.clients[0].store(key, value))
     assert op.status == codec.OK
     return op
 
 
-def read(run: Run, key: bytes) -> bytes | None:
+def read(run: StoreRun, key: bytes) -> bytes | None:
     """Read a document; ``None`` on a miss."""
     op = run.done(run.clients[0].get(key))
     assert op.status in (codec.OK, codec.NOT_FOUND)
@@ -72,14 +73,14 @@ def read(run: Run, key: bytes) -> bytes | None:
     return op.reply.value if op.status == codec.OK else None
 
 
-def observed(run: Run, key: bytes) -> int:
+def observed(run: StoreRun, key: bytes) -> int:
     """Return the observed state of a document."""
     op = run.done(run.clients[0].observe(key))
     assert op.reply is not None
     return codec.observed(op.reply.value)[0][2]
 
 
-def write_out(run: Run) -> None:
+def write_out(run: StoreRun) -> None:
     """Flush until nothing is left."""
     while run.node.flush_begin():
         run.node.flush_commit()
@@ -87,7 +88,7 @@ def write_out(run: Run) -> None:
         run.node.check()
 
 
-def back(run: Run) -> Client:
+def back(run: StoreRun) -> Client:
     """Connect again after a restart."""
     run.clients[0].connect()
     return run.clients[0]
@@ -96,7 +97,7 @@ def back(run: Run) -> Client:
 @pytest.mark.acceptance("D20")
 def test_a_client_is_answered_while_the_disk_stands_still() -> None:
     """Accepting is what is answered; OBSERVE tells that it is not on disk yet."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"1")
     assert run.node.flush_begin()
     assert read(run, b"a") == b"1"
@@ -111,7 +112,7 @@ def test_a_client_is_answered_while_the_disk_stands_still() -> None:
 @pytest.mark.acceptance("D21")
 def test_a_crash_between_commit_and_finish_keeps_the_whole_batch() -> None:
     """The commit is done, only nobody was told."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"1")
     put(run, b"b", b"2")
     run.node.flush_begin()
@@ -127,7 +128,7 @@ def test_a_crash_before_the_commit_keeps_all_of_the_batch_or_nothing() -> None:
     """Whether the commit got through is the disk's secret, but it did so as a whole."""
     results = set()
     for seed in range(20):
-        run = Run.directed()
+        run = StoreRun.directed()
         run.world.random.seed(seed)
         put(run, b"a", b"1")
         put(run, b"b", b"2")
@@ -142,7 +143,7 @@ def test_a_crash_before_the_commit_keeps_all_of_the_batch_or_nothing() -> None:
 @pytest.mark.acceptance("D22")
 def test_a_document_overwritten_during_a_commit_lands_in_the_next_batch() -> None:
     """Only what was persisted leaves the queue."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"old")
     run.node.flush_begin()
     put(run, b"a", b"new")
@@ -165,7 +166,7 @@ def test_a_document_overwritten_during_a_commit_lands_in_the_next_batch() -> Non
 @pytest.mark.acceptance("D23")
 def test_a_document_deleted_and_set_again_during_a_flush_survives() -> None:
     """The deletion that was persisted is not the newest version of the key any more."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"old")
     write_out(run)
     assert run.done(run.clients[0].delete(b"a")).status == codec.OK
@@ -185,7 +186,7 @@ def test_a_document_deleted_and_set_again_during_a_flush_survives() -> None:
 @pytest.mark.acceptance("D19")
 def test_a_deleted_document_is_observed_as_gone_only_once_that_is_on_disk() -> None:
     """Until then a crash could bring it back, and OBSERVE says so."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"1")
     write_out(run)
     run.done(run.clients[0].delete(b"a"))
@@ -204,7 +205,7 @@ def test_a_deleted_document_is_observed_as_gone_only_once_that_is_on_disk() -> N
 @pytest.mark.acceptance("D18")
 def test_a_thousand_writes_of_one_key_leave_one_entry_in_the_queue() -> None:
     """An overwritten queued item drops its older entry."""
-    run = Run.directed()
+    run = StoreRun.directed()
     for number in range(1_000):
         run.clients[0].store(b"a", b"%d" % number)
     run.rest_of_clients()
@@ -216,7 +217,7 @@ def test_a_thousand_writes_of_one_key_leave_one_entry_in_the_queue() -> None:
 
 def test_while_the_disk_is_full_writes_are_refused_and_reads_go_on() -> None:
     """What was accepted before stays queued and reaches the disk when there is room again."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"1")
     run.disk.full = True
     run.node.flush_begin()
@@ -244,9 +245,9 @@ def test_while_the_disk_is_full_writes_are_refused_and_reads_go_on() -> None:
 
 def test_a_full_map_grows_once_nobody_reads() -> None:
     """A node with its own timers gets through it by itself, though a view is open for a while."""
-    run = Run(0, quota=1_000_000)
+    run = StoreRun(World(0), StorePlan(NO_FAULTS, quota=1_000_000, clients=1))
     run.start()
-    run.client(run.habits(0, EVERYTHING, short_lives=False)).connect()
+    run.clients[0].connect()
     view = run.node.bucket.store.view()
     run.disk.map_full = True
     put(run, b"a", b"1")
@@ -260,7 +261,7 @@ def test_a_full_map_grows_once_nobody_reads() -> None:
 
 def test_after_a_clean_stop_everything_is_there_and_history_goes_on() -> None:
     """Nothing was flushed before; the stop did it."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"1")
     before = {number: v.failover_log for number, v in run.node.bucket.vbuckets.items()}
     run.stop_and_start()
@@ -273,7 +274,7 @@ def test_after_a_clean_stop_everything_is_there_and_history_goes_on() -> None:
 @pytest.mark.acceptance("D11")
 def test_every_unclean_start_adds_one_branch_and_a_clean_one_none() -> None:
     """Also when it dies again at once, and when a clean stop lies in between."""
-    run = Run.directed()
+    run = StoreRun.directed()
 
     def lengths() -> set[int]:
         return {len(vbucket.failover_log) for vbucket in run.node.bucket.vbuckets.values()}
@@ -292,7 +293,7 @@ def test_every_unclean_start_adds_one_branch_and_a_clean_one_none() -> None:
 
 def test_a_power_loss_without_sync_after_a_clean_start_is_not_taken_for_a_clean_stop() -> None:
     """The removal of the mark must be on the device before the first write is accepted."""
-    run = Run.directed(sync=False)
+    run = StoreRun.directed(sync=False)
     put(run, b"a", b"1")
     run.stop_and_start()
     back(run)
@@ -310,7 +311,7 @@ def test_a_power_loss_without_sync_after_a_clean_start_is_not_taken_for_a_clean_
 
 def test_without_sync_a_crash_of_the_process_loses_nothing_that_was_committed() -> None:
     """The kernel has it."""
-    run = Run.directed(sync=False)
+    run = StoreRun.directed(sync=False)
     put(run, b"a", b"1")
     write_out(run)
     run.restart()
@@ -321,7 +322,7 @@ def test_without_sync_a_crash_of_the_process_loses_nothing_that_was_committed() 
 
 def test_a_flush_is_answered_when_it_is_on_disk_and_a_crash_does_not_undo_it() -> None:
     """Not before: until then a crash could bring the documents back."""
-    run = Run.directed()
+    run = StoreRun.directed()
     put(run, b"a", b"1")
     write_out(run)
     flushing = run.clients[0].flush()
@@ -345,7 +346,7 @@ def test_a_seqno_is_reported_as_on_disk_only_when_every_change_below_it_is() -> 
     Here `moved` is changed early and again at the end. Until the last commit neither change is on
     disk, although seqnos above the first are.
     """
-    run = Run.directed()
+    run = StoreRun.directed()
     client = run.clients[0]
     moved = b"a"
     number = codec.vbucket_of(moved, 2)
@@ -365,7 +366,7 @@ def test_a_seqno_is_reported_as_on_disk_only_when_every_change_below_it_is() -> 
         commits += 1
         op = run.done(client.observe_seqno(number, uuid))
         assert op.reply is not None
-        on_disk = run.store_judge.newest.vbuckets[number][1]
+        on_disk = run.node.store_judge.newest.vbuckets[number][1]
         assert moved in on_disk or codec.seqno_report(op.reply.value).persisted < seqno
     assert commits > 2
     run.finish()
@@ -456,16 +457,15 @@ def _install_whatever_was_read(fetcher: Any, fetch: Any, place: tuple[int, bytes
 #: What is broken concerns flushes in several commits.
 _NOTHING_AT_ONCE = swap(flusher_module, "SHORT_ITEMS", -1)
 
-_USUAL: dict[str, Any] = {"steps": 2_500, "faults": ALL_FAULTS}
-
 #: Flushes take several commits where much is written; a crash in the middle shows what was said.
-_BUSY: dict[str, Any] = {
-    "steps": 4_000,
-    "faults": Faults(crash_s=0.1),
-    "clients": 10,
-    "quota": 50_000,
-    "weights": {"set": 60, "observe_seqno": 60},
-}
+_BUSY = StorePlan(
+    Faults(crash_s=0.1),
+    steps=4_000,
+    clients=10,
+    quota=50_000,
+    weights={"set": 60, "observe_seqno": 60},
+    short_lives=True,
+)
 
 _BREAKS = (
     broken(
@@ -558,7 +558,7 @@ _BREAKS = (
         instead(
             Conversation, "data_to_send", lambda whole, each, budget: whole(each, budget)[::-1]
         ),
-        said="a reply begins|was passed over|was answered with",
+        said="a frame begins|was passed over|was answered with",
     ),
     broken(
         "do not give back what an ejected value took",
@@ -594,8 +594,4 @@ _BREAKS = (
 @cases(_BREAKS)
 def test_a_broken_rule_is_noticed(case: Break, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a judge, and by the right one where there is only one who can."""
-
-    def run(seed: int, plan: dict[str, Any] | None) -> None:
-        Run.random(seed, short_lives=True, **(plan or _USUAL))
-
-    notice(case, monkeypatch, run, _SEEDS)
+    notice(case, monkeypatch, STORE.random, _SEEDS)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim import upr_codec as codec
-from tests.sim.codec import vbucket_of
-from tests.sim.upr_codec import Version
-from tests.sim.upr_copy import Copy
-from tests.sim.upr_desk import Desk
-from tests.sim.upr_kinds import BARRED, PLAIN, ROUNDS
+from tests.sim import codec
+from tests.sim.codec import Version, vbucket_of
+from tests.sim.consumer import BARRED, PLAIN, ROUNDS
+from tests.sim.desk import StreamsDesk as Desk
+from tests.sim.stream_judges import Copy
 
 pytestmark = pytest.mark.sim
 
@@ -21,16 +20,16 @@ def test_a_consumer_that_comes_back_is_sent_exactly_what_is_new() -> None:
     """Count and bytes: one message for each key that changed, and the markers around them."""
     desk = Desk(PLAIN)
     for number in range(20):
-        desk.put(b"old%d" % number)
+        desk.put("a", b"old%d" % number)
     desk.settle()
     account = desk.consumer.account
     items, snapshots = account.items, account.snapshots
     desk.consumer.asleep = True
     desk.hang_up()
     for value in (b"first", b"second", b"third"):
-        desk.put(b"old3", value)
-    desk.put(b"new", b"x" * 100)
-    desk.delete(b"old4")
+        desk.put("a", b"old3", value)
+    desk.put("a", b"new", b"x" * 100)
+    desk.delete("a", b"old4")
     desk.consumer.asleep = False
     desk.settle()
     sent, markers = account.items - items, account.snapshots - snapshots
@@ -49,9 +48,9 @@ def test_each_unclean_start_adds_an_entry_and_a_clean_one_none() -> None:
     desk = Desk(PLAIN, vbuckets=1)
     lengths = []
     for end in (desk.crash, desk.stop, desk.crash, desk.crash, desk.stop):
-        desk.put(b"k")
+        desk.put("a", b"k")
         desk.settle()
-        end()
+        end("a")
         desk.settle()
         lengths.append(len(desk.log(0)))
     assert lengths == [2, 2, 3, 4, 4]
@@ -64,13 +63,13 @@ def test_each_unclean_start_adds_an_entry_and_a_clean_one_none() -> None:
 def test_what_was_lost_in_a_crash_is_rolled_back_and_its_branch_replaced() -> None:
     """The consumer has more than the node; it falls back to where the new branch begins."""
     desk = Desk(PLAIN, vbuckets=1)
-    desk.put(b"kept")
+    desk.put("a", b"kept")
     desk.settle()
     desk.run.node.bucket.flusher.pause()
-    desk.put(b"lost")
-    desk.put(b"kept", b"lost, too")
+    desk.put("a", b"lost")
+    desk.put("a", b"kept", b"lost, too")
     desk.world.run_until(lambda: desk.consumer.copies[0].last == 3)
-    desk.crash()
+    desk.crash("a")
     desk.settle()
     assert desk.consumer.account.rollbacks == 1
     assert desk.consumer.account.from_zero == 0
@@ -84,7 +83,7 @@ def test_a_stranger_begins_anew_with_that_vbucket_and_keeps_the_others() -> None
     """Its history is not ours."""
     desk = Desk(PLAIN)
     for number in range(12):
-        desk.put(b"k%d" % number)
+        desk.put("a", b"k%d" % number)
     desk.settle()
     one, other = desk.consumer.copies[0], desk.consumer.copies[1]
     items, held = desk.consumer.account.items, len(one.docs)
@@ -103,14 +102,14 @@ def test_a_stranger_begins_anew_with_that_vbucket_and_keeps_the_others() -> None
 def test_an_idle_connection_is_silent_and_wakes_at_once() -> None:
     """A minute without a frame; then a write is there within a few milliseconds."""
     desk = Desk(PLAIN, vbuckets=1)
-    desk.put(b"k")
+    desk.put("a", b"k")
     desk.settle()
     connection = desk.consumer.connection
     assert connection is not None
     frames = connection.frames
     desk.world.run_for(60.0)
     assert connection.frames == frames
-    desk.put(b"k", b"news")
+    desk.put("a", b"k", b"news")
     written_at = desk.world.now
     desk.world.run_until(lambda: desk.consumer.copies[0].last == 2)
     assert desk.world.now - written_at < 0.05
@@ -121,13 +120,13 @@ def test_an_idle_connection_is_silent_and_wakes_at_once() -> None:
 def test_a_vbucket_that_stops_being_active_ends_its_stream_and_nothing_is_missed() -> None:
     """The consumer asks again until it is served, and goes on where it stood."""
     desk = Desk(PLAIN, vbuckets=1)
-    desk.put(b"before")
+    desk.put("a", b"before")
     desk.settle()
     desk.set_state(0, codec.DEAD)
     ends = desk.consumer.account.ends
     desk.world.run_until(lambda: ends.get(codec.END_STATE) == 1)
     desk.set_state(0, codec.ACTIVE)
-    desk.put(b"after")
+    desk.put("a", b"after")
     desk.settle()
     assert set(desk.consumer.copies[0].docs) == {b"before", b"after"}
     assert desk.consumer.account.rollbacks == 0
@@ -143,7 +142,7 @@ def test_a_hundred_cookies_come_back_in_order_and_at_once_when_nothing_is_left(
     """The consumer judges order and truth; here it counts."""
     desk = Desk(kind)  # type: ignore[arg-type]
     for number in range(30):
-        desk.put(b"k%d" % number)
+        desk.put("a", b"k%d" % number)
     consumer = desk.consumer
     desk.settle()
     consumer.barriers_max = 0
@@ -167,17 +166,17 @@ def test_a_cookie_waits_for_vbuckets_that_the_round_has_passed_over_in_silence()
     consumer, hub = desk.consumer, desk.run.node.upr
     consumer.barriers_max = 0
     low, high = (_key_of(number) for number in (0, 1))
-    desk.put(low)
-    desk.put(high)
+    desk.put("a", low)
+    desk.put("a", high)
     desk.settle()
     consumer.asleep = True
     desk.hang_up()
-    desk.put(high, b"on disk")
+    desk.put("a", high, b"on disk")
     desk.world.run_until(lambda: desk.run.node.quiet)
     hub.backfills.used += hub.backfills.limit
     consumer.asleep = False
     desk.world.run_for(1.0)
-    desk.put(low, b"in memory")
+    desk.put("a", low, b"in memory")
     assert consumer.connection is not None
     consumer.add_barrier(consumer.connection)
     desk.world.run_for(0.5)

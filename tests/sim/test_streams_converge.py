@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from tests.seeds import seeds
+from tests.sim.consumer import BARRED, MOODY, PLAIN, RARE, ROUNDS, SLOW, VERSED, Consumer, Kind
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.judged import story
 from tests.sim.noticing import Break, Patch, broken, cases, happens, instead, notice, skip, swap
-from tests.sim.upr_consumer import Consumer
-from tests.sim.upr_judges import RequestJudge
-from tests.sim.upr_kinds import BARRED, MOODY, PLAIN, RARE, ROUNDS, SLOW, VERSED, Kind
-from tests.sim.upr_plan import MANAGING, Plan
-from tests.sim.upr_run import UprRun
+from tests.sim.plan import MANAGING
+from tests.sim.plan import StreamsPlan as Plan
+from tests.sim.run import STREAMS
+from tests.sim.stream_judges import RequestJudge
 from tests.sim.world import WorldClock
 from uprmc.engine import bucket as bucket_module
 from uprmc.engine.bucket import Bucket
@@ -49,7 +48,7 @@ pytestmark = pytest.mark.sim
 )
 def test_every_consumer_ends_equal_to_the_node(seed: int) -> None:
     """Random guests, random faults; see `upr_plan`."""
-    story(UprRun, seed)
+    STREAMS.story(seed)
 
 
 _FIVE: tuple[Kind, ...] = (PLAIN, ROUNDS, SLOW, RARE, VERSED)
@@ -75,7 +74,7 @@ def test_five_consumers_bear_each_fault(fault: str, seed: int) -> None:
     """A slow one, a forgetful one that stays away, and three others, on one port."""
     faults, managing = _MATRIX[fault]
     sync = "machine" not in fault
-    run = UprRun.random(
+    run = STREAMS.random(
         seed, Plan(_FIVE, faults, managing, sync=sync, takeovers=fault == "failovers")
     )
     first, *others = (_documents(consumer) for consumer in run.consumers)
@@ -97,7 +96,7 @@ def test_rounds_snapshot_ends_and_barriers_keep_their_word(seed: int) -> None:
     plan = Plan(
         (ROUNDS, ROUNDS, BARRED), Faults(cut_s=1.0), {"failover": 1, "compact": 1}, vbuckets=4
     )
-    account = UprRun.random(seed, plan).account()
+    account = STREAMS.random(seed, plan).account()
     assert account["rounds"]
     assert account["barriers"]
 
@@ -109,7 +108,7 @@ def test_consumers_that_name_all_their_versions_are_sent_back_no_further_than_ne
 ) -> None:
     """The answers are those of the decision table with the whole list of versions."""
     faults = Faults(crash_s=0.4, cut_s=0.4)
-    account = UprRun.random(seed, Plan((VERSED, MOODY), faults, {"failover": 1})).account()
+    account = STREAMS.random(seed, Plan((VERSED, MOODY), faults, {"failover": 1})).account()
     assert account["streams"]
 
 
@@ -117,14 +116,14 @@ def test_the_runs_do_what_they_are_for() -> None:
     """Every kind of event happens within the first seeds; else the judges have nothing to judge."""
     wanted = {"rollbacks", "from_zero", "announced_again", "barriers", "rounds", "notified"}
     wanted |= {"leases read again", "takeovers", "crashes", "cuts", *MANAGING}
-    happens(wanted, (story(UprRun, seed).account for seed in range(20)))
+    happens(wanted, (STREAMS.story(seed).account for seed in range(20)))
 
 
 @pytest.mark.parametrize("seed", seeds(default=2))
 def test_the_same_seed_gives_the_same_streams(seed: int) -> None:
     """Event for event."""
-    again = UprRun.random(seed).world
-    assert again.digest() == story(UprRun, seed).digest
+    again = STREAMS.random(seed).world
+    assert again.digest() == STREAMS.story(seed).digest
     assert any("has vBucket" in line for line in again.log)
 
 
@@ -532,4 +531,4 @@ _BREAKS = (
 
 @cases(_BREAKS)
 def test_a_broken_rule_of_streams_is_noticed(case: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    notice(case, monkeypatch, UprRun.random, _SEEDS)
+    notice(case, monkeypatch, STREAMS.random, _SEEDS)

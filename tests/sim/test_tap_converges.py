@@ -17,10 +17,13 @@ import pytest
 
 from tests.seeds import seeds
 from tests.sim import tap_codec as tap
+from tests.sim.cluster_run import TAP
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.judged import story
 from tests.sim.noticing import Break, broken, cases, happens, instead, notice, skip, swap
-from tests.sim.tap_kinds import (
+from tests.sim.plan import TAP as SETTINGS
+from tests.sim.plan import Plan
+from tests.sim.push import PUSH, Manners, PushPlan
+from tests.sim.tap_client import (
     BACKUP,
     BUSY,
     DUMPER,
@@ -31,10 +34,6 @@ from tests.sim.tap_kinds import (
     REPLICA,
     TapKind,
 )
-from tests.sim.tap_master import Manners
-from tests.sim.tap_plan import SETTINGS, TapPlan
-from tests.sim.tap_push_run import PushPlan, PushRun
-from tests.sim.tap_run import TapRun
 from uprmc.errors import TemporaryFailure
 from uprmc.protocol.opcodes import Opcode
 from uprmc.tap_adapter import consumer as consumer_module
@@ -58,14 +57,14 @@ pytestmark = pytest.mark.sim
 @pytest.mark.acceptance("D01", "D56")
 def test_every_tap_client_ends_equal_to_its_node(seed: int) -> None:
     """Random kinds, topologies, faults, failovers, hand-overs; see `tap_plan`."""
-    story(TapRun, seed)
+    TAP.story(seed)
 
 
 @pytest.mark.parametrize("seed", seeds(default=10))
 @pytest.mark.acceptance("D56")
 def test_what_a_tap_master_pushes_is_there_and_downstream(seed: int) -> None:
     """Random masters and faults; a node that follows by UPR shows only whole states."""
-    story(PushRun, seed)
+    PUSH.story(seed)
 
 
 _MATRIX: dict[str, tuple[Faults, dict[str, int]]] = {
@@ -81,7 +80,7 @@ _MATRIX: dict[str, tuple[Faults, dict[str, int]]] = {
 def test_every_kind_bears_each_fault(fault: str) -> None:
     """All kinds at once."""
     faults, operating = _MATRIX[fault]
-    TapRun.random(0, TapPlan("pair", faults, operating, steps=3_000, clients=KINDS, tap=SETTINGS))
+    TAP.random(0, Plan("pair", faults, operating, steps=3_000, tap_clients=KINDS, tap=SETTINGS))
 
 
 @pytest.mark.acceptance("D56")
@@ -90,8 +89,8 @@ def test_registered_clients_go_on_after_crashes_without_loss() -> None:
     total: Counter[str] = Counter()
     clients = (REGISTERED, REGISTERED, REGISTERED)
     for seed in range(4):
-        plan = TapPlan("pair", Faults(crash_s=0.5), {}, steps=3_000, clients=clients, tap=SETTINGS)
-        total.update(TapRun.random(seed, plan).account())
+        plan = Plan("pair", Faults(crash_s=0.5), {}, steps=3_000, tap_clients=clients, tap=SETTINGS)
+        total.update(TAP.random(seed, plan).account())
     assert total["crashes"]
     assert total["tap resumed"]
 
@@ -102,16 +101,16 @@ def test_branches_of_history_reach_clients_either_way(rollback: str) -> None:
     """By corrections, or from zero, as is set."""
     total: Counter[str] = Counter()
     for seed in range(3):
-        plan = TapPlan(
+        plan = Plan(
             "star",
             NO_FAULTS,
             {"failover": 2, "twice": 1},
             operator_s=0.2,
             steps=3_000,
-            clients=(PLAIN, REPLICA, REGISTERED),
+            tap_clients=(PLAIN, REPLICA, REGISTERED),
             tap=replace(SETTINGS, rollback=rollback),
         )
-        total.update(TapRun.random(seed, plan).account())
+        total.update(TAP.random(seed, plan).account())
     assert total["rollbacks"]
     assert total["tap items"]
 
@@ -120,18 +119,18 @@ def test_the_runs_do_what_they_are_for() -> None:
     """Every kind of event happens; else the judges have nothing to judge."""
 
     def accounts(seed: int) -> Iterator[dict[str, int]]:
-        plan = TapPlan(
+        plan = Plan(
             "pair",
             Faults(cut_s=1.0, crash_s=2.0),
             {"tap_takeover": 3, "failover": 1},
             operator_s=0.2,
             steps=4_000,
-            clients=(BACKUP, BUSY, DUMPER, REPLICA),
+            tap_clients=(BACKUP, BUSY, DUMPER, REPLICA),
             tap=SETTINGS,
         )
-        yield TapRun.random(seed, plan).account()
+        yield TAP.random(seed, plan).account()
         push = PushPlan(Faults(cut_s=0.3, crash_s=1.5, broken_s=0.5), Manners(flushes=0.02))
-        yield PushRun.random(seed, push).account()
+        yield PUSH.random(seed, push).account()
 
     wanted = {"checkpoints", "deletions", "deregistered", "dumps", "from zero", "items", "left"}
     wanted = {f"tap {each}" for each in (*wanted, "refused", "resumed", "takeover taken")}
@@ -141,8 +140,8 @@ def test_the_runs_do_what_they_are_for() -> None:
 
 def test_the_same_seed_gives_the_same_run() -> None:
     """Event for event."""
-    for kind in (TapRun, PushRun):
-        assert kind.random(1).world.digest() == story(kind, 1).digest
+    for each in (TAP, PUSH):
+        assert each.random(1).world.digest() == each.story(1).digest
 
 
 # --- judges speak ---------------------------------------------------------------------------------
@@ -229,8 +228,8 @@ def _plan(
     keys: int = 14,
     rollback: str = "rewind",
     **operating: int,
-) -> TapPlan:
-    return TapPlan(
+) -> Plan:
+    return Plan(
         "star",
         faults,
         operating,
@@ -238,7 +237,7 @@ def _plan(
         keys=keys,
         writer_s=0.01,
         steps=2_500,
-        clients=clients,
+        tap_clients=clients,
         tap=replace(SETTINGS, rollback=rollback),
     )
 
@@ -341,14 +340,14 @@ _BREAKS = (
         # What a crash loses stays with the client where few keys come again, and its place was
         # saved.
         plan=replace(
-            _ALONE, clients=(_HASTY, _HASTY, _HASTY), keys=2_000, faults=Faults(crash_s=1.0)
+            _ALONE, tap_clients=(_HASTY, _HASTY, _HASTY), keys=2_000, faults=Faults(crash_s=1.0)
         ),
     ),
     broken(
         "remember a name that is deregistered",
         skip(Names, "deregister"),
         said="no initial stream was announced",
-        plan=replace(_ALONE, clients=(_FORGETFUL, _FORGETFUL, _FORGETFUL), steps=4_000),
+        plan=replace(_ALONE, tap_clients=(_FORGETFUL, _FORGETFUL, _FORGETFUL), steps=4_000),
     ),
     broken(
         "begin with checkpoint 1 again and again",
@@ -426,7 +425,7 @@ _BREAKS = (
 def test_a_broken_rule_of_the_producer_is_noticed(
     case: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notice(case, monkeypatch, TapRun.random, _SEEDS)
+    notice(case, monkeypatch, TAP.random, _SEEDS)
 
 
 # --- a master's copy ------------------------------------------------------------------------------
@@ -495,4 +494,4 @@ def test_a_broken_rule_of_the_consumer_is_noticed(
     case: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By what the master, or who follows its copy, knows."""
-    notice(case, monkeypatch, PushRun.random, _SEEDS)
+    notice(case, monkeypatch, PUSH.random, _SEEDS)

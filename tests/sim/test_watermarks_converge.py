@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 from tests.seeds import seeds
-from tests.sim import upr_codec as codec
+from tests.sim import codec
+from tests.sim.cluster_run import WATERMARKS
+from tests.sim.consumer import SLOW
 from tests.sim.faults import NO_FAULTS, Faults
 from tests.sim.judges import Verdict
 from tests.sim.noticing import Break, Patch, broken, cases, happens, instead, notice, swap
-from tests.sim.upr_kinds import SLOW
-from tests.sim.upr_truth import Truth
+from tests.sim.plan import Plan
+from tests.sim.registered import NAMES
+from tests.sim.truth import Truth
 from tests.sim.watermark_judges import WatermarkJudge
-from tests.sim.watermark_plan import WatermarkPlan
-from tests.sim.watermark_run import WatermarkRun
 from tests.sim.world import World
 from uprmc.engine.purge import PurgeLimits
 from uprmc.engine.vbucket import VBucket
@@ -39,13 +40,15 @@ pytestmark = pytest.mark.sim
 @pytest.mark.acceptance("X05", "X21", "X22", "X23", "X24", "X25", "X26")
 def test_no_registered_client_misses_a_deletion_whatever_goes_wrong(seed: int) -> None:
     """Random topologies, faults, failovers, hand-overs, clients; see `watermark_plan`."""
-    WatermarkRun.random(seed)
+    WATERMARKS.random(seed)
 
 
-_SHORT = WatermarkPlan("chain", NO_FAULTS, {}, purge_s=0.01, writer_s=0.02, keys=6, steps=3_000)
+_SHORT = Plan(
+    "chain", NO_FAULTS, {}, clients=NAMES, purge_s=0.01, writer_s=0.02, keys=6, steps=3_000
+)
 
 #: What a run is for -> its plan.
-_RUNS: dict[str, WatermarkPlan] = {
+_RUNS: dict[str, Plan] = {
     "links of a chain cut": replace(_SHORT, faults=Faults(cut_s=0.1)),
     "a star whose actives change": replace(
         _SHORT, topology="star", operating={"failover": 2, "takeover": 2}, operator_s=0.2
@@ -63,7 +66,7 @@ _RUNS: dict[str, WatermarkPlan] = {
 @pytest.mark.parametrize("what", list(_RUNS))
 @pytest.mark.acceptance("X05", "X18", "X22", "X23", "X24", "X25", "X26")
 def test_registered_clients_bear(what: str) -> None:
-    WatermarkRun.random(0, _RUNS[what])
+    WATERMARKS.random(0, _RUNS[what])
 
 
 def test_the_runs_do_what_they_are_for() -> None:
@@ -80,13 +83,13 @@ def test_the_runs_do_what_they_are_for() -> None:
         "rows told",
     }
     plan = replace(_RUNS["rows that end soon, nodes killed"], operating={"failover": 1})
-    happens(wanted, (WatermarkRun.random(seed, plan).account() for seed in range(10)))
+    happens(wanted, (WATERMARKS.random(seed, plan).account() for seed in range(10)))
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
     """Event for event."""
     plan = replace(_SHORT, faults=Faults(crash_s=0.5), steps=1_500)
-    first, second = (WatermarkRun.random(1, plan).world.log for _ in range(2))
+    first, second = (WATERMARKS.random(1, plan).world.log for _ in range(2))
     assert first == second
 
 
@@ -125,9 +128,7 @@ def _header(**changes: int) -> Patch:
     return instead(VBucket, "header", lambda whole, *given: whole(*given)._replace(**changes))
 
 
-_ALONE = WatermarkPlan(
-    "pair", NO_FAULTS, {}, vbuckets=1, keys=6, writer_s=0.02, purge_s=0.01, steps=4_000
-)
+_ALONE = replace(_SHORT, topology="pair", vbuckets=1, steps=4_000)
 _KILLED = replace(_ALONE, faults=Faults(cut_s=0.3, crash_s=0.5))
 _BUILDERS = replace(_KILLED, lifetime_s=30, keys=14, faults=Faults(cut_s=0.1))
 _REBUILDERS = replace(
@@ -262,7 +263,7 @@ _BREAKS = (
 def test_a_broken_rule_of_watermarks_is_noticed(
     case: Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notice(case, monkeypatch, WatermarkRun.random, _SEEDS)
+    notice(case, monkeypatch, WATERMARKS.random, _SEEDS)
 
 
 # --- the judge alone ------------------------------------------------------------------------------

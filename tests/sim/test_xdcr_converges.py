@@ -16,11 +16,8 @@ import pytest
 
 from tests.seeds import seeds
 from tests.sim.faults import NO_FAULTS, Faults
-from tests.sim.judged import story
+from tests.sim.links import LINKS, TOPOLOGIES, Plan, Route, routes
 from tests.sim.noticing import Break, Patch, broken, cases, happens, instead, notice, skip, swap
-from tests.sim.xdcr_node import SMALL
-from tests.sim.xdcr_plan import TOPOLOGIES, Plan, Route, routes
-from tests.sim.xdcr_run import XdcrRun
 from uprmc.model import SEQNO_MAX
 from uprmc.remote.stream import StreamState
 from uprmc.xdcr import checkpoint, checkpointing, reading, resuming, sender
@@ -35,25 +32,18 @@ from uprmc.xdcr.spec import LinkSpec
 pytestmark = pytest.mark.sim
 
 
-@pytest.fixture(autouse=True)
-def small_links(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make portions of links small, as `small_portions` does for the engine."""
-    for module, name, value in SMALL:
-        monkeypatch.setattr(f"{module}.{name}", value)
-
-
 @pytest.mark.parametrize("seed", seeds(default=4))
 @pytest.mark.acceptance("X02", "X06", "X26", "X27", "C01", "C07", "C09", "C12", "C14")
 def test_clusters_end_with_what_the_table_says_whatever_goes_wrong(seed: int) -> None:
     """Random topologies, faults, failovers, restored copies, filters, clocks; see `xdcr_plan`."""
-    story(XdcrRun, seed)
+    LINKS.story(seed)
 
 
 @pytest.mark.parametrize("topology", list(TOPOLOGIES))
 @pytest.mark.acceptance("X02", "X06", "X09")
 def test_without_faults_each_change_travels_once_along_each_link(topology: str) -> None:
     """In a ring, once to each other cluster."""
-    XdcrRun.random(0, Plan(routes(topology), NO_FAULTS, varied_wires=False, steps=2_500))
+    LINKS.random(0, Plan(routes(topology), NO_FAULTS, varied_wires=False, steps=2_500))
 
 
 _SHORT = Plan(routes("pair"), NO_FAULTS, steps=3_000)
@@ -148,7 +138,7 @@ RUNS: dict[str, Plan] = {
 @cache
 def account(what: str, seed: int) -> Mapping[str, int]:
     """Run a plan, once for all tests."""
-    return XdcrRun.random(seed, RUNS[what]).account()
+    return LINKS.random(seed, RUNS[what]).account()
 
 
 @pytest.mark.parametrize("what", list(RUNS))
@@ -186,14 +176,14 @@ def test_the_runs_do_what_they_are_for() -> None:
         yield account("deletions left out", seed)
         yield account("deletions left out one way", seed)
         yield account("failover logs that are trimmed", seed)
-        yield story(XdcrRun, seed).account
+        yield LINKS.story(seed).account
 
     happens(wanted, (each for seed in range(5) for each in accounts(seed)))
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
     """Event for event."""
-    assert XdcrRun.random(1).world.digest() == story(XdcrRun, 1).digest
+    assert LINKS.random(1).world.digest() == LINKS.story(1).digest
 
 
 # --- judges speak ---------------------------------------------------------------------------------
@@ -484,4 +474,4 @@ _BREAKS = (
 
 @cases(_BREAKS)
 def test_a_broken_rule_of_links_is_noticed(case: Break, monkeypatch: pytest.MonkeyPatch) -> None:
-    notice(case, monkeypatch, XdcrRun.random, _SEEDS)
+    notice(case, monkeypatch, LINKS.random, _SEEDS)

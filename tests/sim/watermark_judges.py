@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from tests.sim import upr_codec as codec
+from tests.sim import codec
 from tests.sim.judges import complain, last_complete
-from tests.sim.replica_node import ReplicaNode
-from tests.sim.upr_truth import Look, Truth
+from tests.sim.node import Node
+from tests.sim.truth import Look, Truth
 from tests.sim.world import EPOCH_S, World
 
 Place = tuple[str, int, bytes]
@@ -129,7 +129,7 @@ class WatermarkJudge:
             self._rows[place] = Row(since=self._world.now)
         return self._rows[place]
 
-    def accepted(self, place: Place, node: ReplicaNode, sent: Moment, lifetime_s: int) -> None:
+    def accepted(self, place: Place, node: Node, sent: Moment, lifetime_s: int) -> None:
         """A report that was sent at this moment was accepted.
 
         If the clocks were set meanwhile, the row may have expired before the answer came.
@@ -192,7 +192,7 @@ class WatermarkJudge:
 
     # --- lives of nodes ---------------------------------------------------------------------------
 
-    def went_down(self, node: ReplicaNode) -> None:
+    def went_down(self, node: Node) -> None:
         """A node's life has ended: the next one has the rows that are on disk now."""
         self._down.add(node.name)
         for place, row in self._of(node.name):
@@ -220,13 +220,13 @@ class WatermarkJudge:
             self._told[name, number] = {instance: Told(*row[:3], row[4]) for instance, row in found}
 
     def _on_disk(
-        self, node: ReplicaNode, number: int
+        self, node: Node, number: int
     ) -> dict[bytes, tuple[int, int, int | None, int, int]]:
         return codec.stored_rows(node.store_judge.newest.local.get(b"uprmc/watermarks/%d" % number))
 
     # --- what replicas are told -------------------------------------------------------------------
 
-    def told(self, node: ReplicaNode, vbucket: Any, rows: Iterable[Any]) -> None:
+    def told(self, node: Node, vbucket: Any, rows: Iterable[Any]) -> None:
         """A replica is told of its source's rows."""
         header, _ = node.store_judge.newest.vbuckets.get(vbucket.id, (None, {}))
         whole = last_complete(header) if header is not None else 0
@@ -243,7 +243,7 @@ class WatermarkJudge:
                     f"and has {whole} on disk"
                 )
 
-    def purging(self, node: ReplicaNode) -> None:
+    def purging(self, node: Node) -> None:
         """A node is about to purge: its expired rows are gone."""
         for vbucket in node.bucket.vbuckets.values():
             if int(vbucket.state) == codec.ACTIVE:
@@ -262,7 +262,7 @@ class WatermarkJudge:
 
     # --- looking ----------------------------------------------------------------------------------
 
-    def look(self, node: ReplicaNode, truth: Truth, vbuckets: Iterable[Any]) -> None:
+    def look(self, node: Node, truth: Truth, vbuckets: Iterable[Any]) -> None:
         """Judge a node that serves, after a step."""
         self._let_expire()
         self._down.discard(node.name)
@@ -333,7 +333,7 @@ class WatermarkJudge:
 
     # --- replicas ---------------------------------------------------------------------------------
 
-    def _look_at_replica(self, node: ReplicaNode, vbucket: Any) -> None:
+    def _look_at_replica(self, node: Node, vbucket: Any) -> None:
         header, _ = node.store_judge.newest.vbuckets.get(vbucket.id, (None, {}))
         seen = (node.bucket.watermarks.changes(vbucket.id), vbucket.failover_log, id(header))
         if header is None or self._shown.get((node.name, vbucket.id)) == seen:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
@@ -127,15 +128,28 @@ class World:
         self.run_until(lambda: bool(over), 1_000_000)
 
 
-class WorldClock:
-    """The port `Clock` of a world."""
+@dataclass(slots=True)
+class Drift:
+    """How wrong the wall clock of a machine is."""
 
-    def __init__(self, world: World) -> None:
+    offset_s: float = 0.0  # by so much, at the beginning
+    rate: float = 0.0  # and by so much more with each second
+    grain_s: float = 0.0  # it shows multiples of this; 0 = any time
+
+
+class WorldClock:
+    """The port `Clock` of a machine in a world."""
+
+    def __init__(self, world: World, drift: Drift | None = None) -> None:
         self._world = world
+        self._drift = drift or Drift()
 
     def now(self) -> float:
         """Return Unix time in seconds."""
-        return EPOCH_S + self._world.now + self._world.wall_clock_offset_s
+        drift, seconds = self._drift, self._world.now
+        set_s = self._world.wall_clock_offset_s
+        shown = EPOCH_S + seconds + set_s + drift.offset_s + drift.rate * seconds
+        return shown - shown % drift.grain_s if drift.grain_s else shown
 
     def monotonic(self) -> float:
         """Return seconds since the world began."""

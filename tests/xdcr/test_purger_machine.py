@@ -27,10 +27,9 @@ from hypothesis.stateful import (
 )
 
 from tests.sim.faults import NO_FAULTS
+from tests.sim.links import LinksRun, Plan, routes
 from tests.sim.node import SMALL
-from tests.sim.xdcr_node import SMALL as SMALL_LINKS
-from tests.sim.xdcr_plan import Plan, routes
-from tests.sim.xdcr_run import XdcrRun
+from tests.sim.world import World
 from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import KeyNotFound
@@ -49,7 +48,7 @@ LONG_S = 3_700
 @pytest.fixture(autouse=True)
 def small_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let little data come in many portions."""
-    for module, name, value in (*SMALL, *SMALL_LINKS):
+    for module, name, value in SMALL:
         monkeypatch.setattr(f"{module}.{name}", value)
 
 
@@ -61,19 +60,19 @@ class Machine(RuleBasedStateMachine):
         documents: what was written and not deleted.
     """
 
-    run: XdcrRun | None = None
+    run: LinksRun | None = None
 
     @initialize(two_way=st.booleans())
     def begin(self, two_way: bool) -> None:
         ways = routes("pair") if two_way else routes("pair")[:1]
         plan = Plan(ways, NO_FAULTS, vbuckets=1, purge_s=0.0, varied_wires=False)
-        self.run = XdcrRun(0, plan)
+        self.run = LinksRun(World(0), plan)
         self.run.start()
         self.documents: dict[bytes, bytes] = {}
         self.written = 0
 
     @property
-    def clusters(self) -> XdcrRun:
+    def clusters(self) -> LinksRun:
         assert self.run is not None
         return self.run
 

@@ -1,7 +1,6 @@
-"""One run of the simulation of links: clusters, writers, an operator, faults, and the judges.
+"""Links between clusters: each has an active node and perhaps a standby; writers, an operator.
 
-What a run is made of is its `Plan`. Each cluster has an active node and perhaps a standby. At the
-end everything heals; then no link may have anything to send any more, and all judges speak.
+At the end everything heals; then no link may have anything to send any more, and all judges speak.
 """
 
 from __future__ import annotations
@@ -9,32 +8,214 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
-from tests.sim.faults import NodeFaults
-from tests.sim.judged import Judged
+from tests.sim.faults import Faults
 from tests.sim.judges import complain
-from tests.sim.node import small_settings
-from tests.sim.replica_node import Cluster, address
-from tests.sim.world import World
+from tests.sim.net import Net, address
+from tests.sim.node import Node, small_settings
+from tests.sim.run import Run, Simulation
+from tests.sim.world import Drift, World
 from tests.sim.xdcr_judges import (
     ArrivalJudge,
+    Book,
     Exemptions,
     FinalJudge,
     ShipJudge,
     StopJudge,
+    Truth,
+    Version,
     judge_hops,
     reaching,
 )
-from tests.sim.xdcr_node import Drift, XdcrNode
-from tests.sim.xdcr_plan import Plan, Route, random_plan
-from tests.sim.xdcr_truth import Book, Truth, Version
 from uprmc.config import PurgeSettings, Settings, UprSettings, XdcrSettings
 from uprmc.engine.tombstones import PurgeRule
 from uprmc.engine.watermarks.table import MANAGER
 from uprmc.errors import CommandError, KeyNotFound
 from uprmc.model import VBucketState
+
+#: Name -> clusters, and the links between them: (source, target).
+TOPOLOGIES: dict[str, tuple[tuple[int, int], ...]] = {
+    "line": ((0, 1), (1, 2)),
+    "forward": ((0, 1), (1, 2), (0, 2)),
+    "pair": ((0, 1), (1, 0)),
+    "ring": ((0, 1), (1, 2), (2, 0)),
+    "ring of four": ((0, 1), (1, 2), (2, 3), (3, 0)),
+    "star": ((0, 1), (1, 0), (0, 2), (2, 0), (0, 3), (3, 0)),
+    "mesh": ((0, 1), (1, 0), (0, 2), (2, 0), (1, 2), (2, 1)),
+}
+
+#: What the operator does, and how often.
+OPERATING = {
+    "pause": 3,
+    "checkpoint": 4,
+    "part": 2,
+    "failover": 1,
+    "restore": 1,
+    "recreate": 1,
+    "behind": 1,
+}
+
+#: When changes are sent, if links differ in it.
+_SHIPS = ("accepted", "accepted", "persisted")
+
+FAULTS = {"cut_s": 0.5, "crash_s": 3.0, "power_s": 6.0, "stop_s": 5.0, "full_s": 3.0}
+
+
+class Route(NamedTuple):
+    """A link that there is to be.
+
+    Attributes:
+        source, target: numbers of clusters.
+        filtered: whether only keys that begin with `a` are sent.
+        late: how long after the others it is made; 0 = with them.
+        settings: see `LinkSettings`.
+        deletions: whether it sends deletions and expirations.
+    """
+
+    source: int
+    target: int
+    filtered: bool = False
+    late: float = 0.0
+    settings: tuple[tuple[str, str], ...] = ()
+    deletions: bool = True
+
+    @property
+    def name(self) -> str:
+        """Return the name of the link."""
+        return f"{self.source}to{self.target}"
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Return all settings that are not the default."""
+        filters = {} if self.deletions else {"filter_deletions": "on", "filter_expirations": "on"}
+        return {**dict(self.settings), **filters}
+
+    def lets(self, key: bytes, *, deleted: bool = False) -> bool:
+        """Tell whether it sends a document with a key, or its deletion."""
+        return (self.deletions or not deleted) and (not self.filtered or key.startswith(b"a"))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """See the module docstring.
+
+    Attributes:
+        routes: the links.
+        faults: of each node.
+        operating: what the operator does: weight of each kind, by name.
+        operator_s: about so much time is between two things.
+        standbys: whether each cluster has a replica that can take over.
+        split: whether both nodes of a cluster that only receives are active, each with some
+            vBuckets, and one of them is slow.
+        by_time: the policy is `timestamp`.
+        purge_s: about so much time is between two purges of the same node; 0 = none.
+        purging: clusters where it is purged.
+        fickle: places of the links that the operator deletes and makes again; empty = all.
+        drift_s: clocks are wrong by so much at most.
+        grain_s: resolution of the clocks.
+        burst: so many documents are written at once sometimes: more than are read at once.
+        expiring: chance that a document is to expire.
+        writers: clusters where documents are written.
+        max_failover_entries: so many branches are kept in a failover log.
+    """
+
+    routes: tuple[Route, ...]
+    faults: Faults
+    operating: dict[str, int] = field(default_factory=dict)
+    operator_s: float = 0.4
+    standbys: bool = False
+    split: bool = False
+    by_time: bool = False
+    purge_s: float = 0.1
+    purging: tuple[int, ...] = (0, 1, 2, 3)
+    fickle: tuple[int, ...] = ()
+    drift_s: float = 0.0
+    grain_s: float = 0.0
+    expiring: float = 0.0
+    writers: tuple[int, ...] = (0, 1, 2, 3)
+    writer_s: float = 0.1
+    burst: int = 1
+    keys: int = 8
+    vbuckets: int = 2
+    sync: bool = True
+    varied_wires: bool = True
+    max_failover_entries: int = 25
+    steps: int = 6_000
+
+    @property
+    def clusters(self) -> int:
+        """Number of clusters."""
+        return 1 + max(max(route[:2]) for route in self.routes)
+
+    @property
+    def loses_nothing_sent(self) -> bool:
+        """Whether all links wait until nothing that goes wrong here can lose what they send."""
+        ships = {route.options.get("ship", "accepted") for route in self.routes}
+        if "restore" in self.operating or (self.faults.power_s and not self.sync):
+            return False
+        fails_over = self.standbys and "failover" in self.operating
+        return ships <= ({"replicated"} if fails_over else {"persisted", "replicated"})
+
+
+def routes(topology: str, **more: object) -> tuple[Route, ...]:
+    """Return the links of a topology, all of the same kind."""
+    return tuple(Route(*pair, **more) for pair in TOPOLOGIES[topology])  # type: ignore[arg-type]
+
+
+def draw_links(world: World) -> Plan:
+    random = world.random
+    filtered = random.choice((0.0, 0.0, 0.3, 1.0))
+    late = random.choice((0.0, 0.0, 0.3))
+    leaving_out = random.choice((0.0, 0.0, 0.0, 0.4, 1.0))
+    standbys = random.random() < 0.3
+    ships = random.choice((_SHIPS, _SHIPS, ("persisted",), ("replicated",)[:standbys] or _SHIPS))
+    drawn = tuple(
+        Route(
+            *pair,
+            filtered=random.random() < filtered,
+            late=random.uniform(1, 8) if random.random() < late else 0.0,
+            settings=(
+                ("batch_items", random.choice(("10", "500"))),
+                ("optimistic_bytes", random.choice(("0", "256"))),
+                ("ship", random.choice(ships)),
+            ),
+            deletions=random.random() >= leaving_out,
+        )
+        for pair in TOPOLOGIES[random.choice(list(TOPOLOGIES))]
+    )
+    clusters = 1 + max(max(route[:2]) for route in drawn)
+    entries = random.choice((25, 25, 3, 2))
+    split = standbys and random.random() < 0.5
+    return Plan(
+        routes=drawn,
+        faults=Faults(**{name: s for name, s in FAULTS.items() if random.random() < 0.4}),
+        operating={name: s for name, s in OPERATING.items() if random.random() < 0.6},
+        operator_s=random.choice((0.2, 0.5, 1.0)),
+        standbys=standbys,
+        split=split,
+        by_time=random.random() < 0.4,
+        purge_s=random.choice((0.0, 0.05, 0.05, 0.3)),
+        drift_s=random.choice((0.0, 0.0, 2.0, 10.0)),
+        # Versions that are equal but for their origins are told apart by names that logs forget.
+        grain_s=random.choice((0.0, 0.0, 0.5)) if entries == 25 else 0.0,
+        expiring=random.choice((0.0, 0.0, 0.2)),
+        writers=tuple(range(clusters)) if random.random() < 0.7 else (0,),
+        writer_s=random.choice((0.03, 0.1, 0.3)),
+        burst=random.choice((1, 1, 12)),
+        keys=random.choice((2, 6, 14)),
+        vbuckets=2 if split else random.choice((1, 1, 2)),
+        sync=random.random() < 0.7,
+        varied_wires=random.random() < 0.5,
+        max_failover_entries=entries,
+        steps=random.choice((3_000, 6_000)),
+    )
+
+
+# --- the run
+# ---------------------------------------------------------------------------------------
 
 #: At rest for so long means at rest.
 _QUIET_S = 2.0
@@ -68,13 +249,13 @@ class Site:
         split: whether the other one is to be active with the rest.
     """
 
-    def __init__(self, number: int, nodes: list[XdcrNode], *, split: bool) -> None:
+    def __init__(self, number: int, nodes: list[Node], *, split: bool) -> None:
         self.number = number
         self.nodes = nodes
         self.active = nodes[0]
         self.split = split
 
-    def holder(self, number: int) -> XdcrNode:
+    def holder(self, number: int) -> Node:
         """Return which node is to be active with a vBucket."""
         if self.split and number % 2:
             return next(node for node in self.nodes if node is not self.active)
@@ -95,16 +276,15 @@ class Site:
         return ",".join(address(node.name) for node in self.nodes)
 
 
-class XdcrRun(Judged[Plan]):
+class LinksRun(Run):
     """See the module docstring."""
 
-    simulation = "xdcr"
+    plan: Plan
 
-    def __init__(self, seed: int, plan: Plan | None = None) -> None:
-        self.world = World(seed)
-        self.plan = plan = plan or random_plan(self.world)
-        self.cluster = Cluster(self.world, varied=plan.varied_wires)
-        self.cluster.faulty = plan.varied_wires
+    def __init__(self, world: World, plan: Plan) -> None:
+        super().__init__(world, plan, _ABSENCES_S)
+        self.net = Net(world, varied=plan.varied_wires)
+        self.net.faulty = plan.varied_wires
         self.truth = Truth(plan.by_time)
         self.exempt = Exemptions(self.truth)
         self.arrivals = ArrivalJudge(self.truth)
@@ -112,8 +292,7 @@ class XdcrRun(Judged[Plan]):
         self.shipped = ShipJudge()
         self.final = FinalJudge(plan, self.truth, self.exempt)
         self.sites = [self._make_site(number) for number in range(plan.clusters)]
-        self.nodes = [node for site in self.sites for node in site.nodes]
-        self.faults = [NodeFaults(self.world, node, _ABSENCES_S) for node in self.nodes]
+        self._add_nodes(*(node for site in self.sites for node in site.nodes))
         self.done: Counter[str] = Counter()
         self.working = False
         self.writing = False
@@ -123,12 +302,20 @@ class XdcrRun(Judged[Plan]):
         self._made: set[tuple[str, str]] = set()
         self._ever_stopped = False
         self._promoted_at = 0.0
-        self.world.watchers.append(self._look)
+        world.watchers.append(self._look)
 
     def _make_site(self, number: int) -> Site:
         names = [f"n{number}", *([f"s{number}"] if self.plan.standbys else [])]
         nodes = [
-            XdcrNode(self.cluster, name, self._settings(), sync=self.plan.sync) for name in names
+            Node(
+                self.net,
+                name,
+                self._settings(),
+                sync=self.plan.sync,
+                has_links=True,
+                instance=b"replica:" + name.encode(),
+            )
+            for name in names
         ]
         random, plan = self.world.random, self.plan
         for node in nodes:
@@ -140,7 +327,7 @@ class XdcrRun(Judged[Plan]):
         sources = {route.source for route in plan.routes}
         split = plan.split and number not in sources
         if split:
-            self.cluster.slow.add(nodes[-1].name)
+            self.net.slow.add(nodes[-1].name)
         return Site(number, nodes, split=split)
 
     def _settings(self) -> Settings:
@@ -157,11 +344,7 @@ class XdcrRun(Judged[Plan]):
         xdcr = XdcrSettings(batches=3)
         return replace(settings, engine=engine, upr=upr, purge=purge, xdcr=xdcr)
 
-    def go(self) -> None:
-        """See `random`."""
-        self.start()
-        for faults in self.faults:
-            faults.begin(self.plan.faults)
+    def act(self) -> None:
         self.working = self.writing = True
         for number in self.plan.writers:
             if number < len(self.sites):
@@ -171,18 +354,12 @@ class XdcrRun(Judged[Plan]):
                 for node in site.nodes:
                     self._purge_later(node)
         self._operate_later()
-        self.world.run(self.plan.steps)
-        self.heal()
-        self.rest()
-        self.finish()
 
     # --- the beginning ----------------------------------------------------------------------------
 
     def start(self) -> None:
         """Start the nodes, then make the links."""
-        for node in self.nodes:
-            node.start()
-        self._until(lambda: all(node.serving for node in self.nodes), "nodes", self._standing)
+        self._start_nodes()
         for site in self.sites:
             for number in range(self.plan.vbuckets):
                 site.holder(number).bucket.set_state(number, VBucketState.ACTIVE)
@@ -239,7 +416,7 @@ class XdcrRun(Judged[Plan]):
                         self.world.note(f"{node.name}: {error!r}")
         self.world.after(_TIDY_S, self._tidy)
 
-    def _tidy_node(self, site: Site, node: XdcrNode) -> None:
+    def _tidy_node(self, site: Site, node: Node) -> None:
         numbers = range(self.plan.vbuckets)
         states = node.bucket.vbuckets
         for number in numbers:
@@ -293,11 +470,11 @@ class XdcrRun(Judged[Plan]):
 
     # --- the operator -----------------------------------------------------------------------------
 
-    def _purge_later(self, node: XdcrNode) -> None:
+    def _purge_later(self, node: Node) -> None:
         delay_s = self.world.random.expovariate(1 / self.plan.purge_s)
         self.world.after(delay_s, partial(self._purge, node))
 
-    def _purge(self, node: XdcrNode) -> None:
+    def _purge(self, node: Node) -> None:
         if node.serving and not node.stopping:
             number = self.world.random.randrange(self.plan.vbuckets)
             try:
@@ -325,7 +502,7 @@ class XdcrRun(Judged[Plan]):
                 self.world.note(f"operator: {kind}: {error!r}")
         self._operate_later()
 
-    def _route(self, places: tuple[int, ...] = ()) -> tuple[Route, XdcrNode] | None:
+    def _route(self, places: tuple[int, ...] = ()) -> tuple[Route, Node] | None:
         routes = self.plan.routes
         route = routes[self.world.random.choice(places or range(len(routes)))]
         node = self.sites[route.source].active
@@ -375,12 +552,7 @@ class XdcrRun(Judged[Plan]):
 
     def _part(self) -> None:
         if len(self.nodes) > 1:
-            one, other = self.world.random.sample([node.name for node in self.nodes], 2)
-            self.cluster.part(one, other)
-            pair = frozenset((one, other))
-            self.world.after(
-                self.world.between(0.1, 3.0), lambda: self.cluster.parted.discard(pair)
-            )
+            self.net.part_for((0.1, 3.0), [node.name for node in self.nodes])
 
     def _failover(self) -> None:
         """Let the other node of a cluster be active; of one that is split, both change places."""
@@ -457,7 +629,7 @@ class XdcrRun(Judged[Plan]):
                 if node.serving:
                     self.arrivals.look(node, route, targets)
 
-    def _look_at(self, site: Site, node: XdcrNode) -> bool:
+    def _look_at(self, site: Site, node: Node) -> bool:
         changed = False
         stored = node.store_judge.newest.vbuckets
         for number, vbucket in node.bucket.vbuckets.items():
@@ -537,12 +709,8 @@ class XdcrRun(Judged[Plan]):
     def heal(self) -> None:
         """Let no new fault happen, mend what is broken, let every link run."""
         self.working = False
-        for faults in self.faults:
-            faults.heal()
-        self.cluster.join()
-        self._until(
-            lambda: all(n.serving and not n.stopping for n in self.nodes), "nodes", self._standing
-        )
+        self._heal_nodes()
+        self._until_nodes_serve()
         for route in self.plan.routes:
             if route.name in self._absent:
                 self._make(route)
@@ -666,8 +834,7 @@ class XdcrRun(Judged[Plan]):
             judge_hops(self.plan, self._sent(), accepted)
 
     def account(self) -> dict[str, int]:
-        """Return what happened in the run."""
-        total = Counter(self.done)
+        total = Counter({**self.done, **super().account()})
         total.update({f"arrivals {name}": count for name, count in self.arrivals.counts.items()})
         total.update({f"keys {name}": count for name, count in self.final.counts.items()})
         total.update({f"keys {why}": count for why, count in self.exempt.counts.items()})
@@ -682,7 +849,8 @@ class XdcrRun(Judged[Plan]):
                 total["lost at the source"] += counters.docs_failed_cr_source
                 total["checkpoints"] += counters.checkpoints
                 total["refused"] += counters.docs_refused
-        total["crashes"] = sum(faults.crashes for faults in self.faults)
-        total["cuts"] = sum(faults.cuts for faults in self.faults)
         total["sent"] = self._sent()
         return {name: int(count) for name, count in total.items()}
+
+
+LINKS = Simulation("xdcr", LinksRun, draw_links)

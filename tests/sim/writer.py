@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from tests.sim import codec, upr_codec
-from tests.sim.codec import Reply, ReplyReader
+from tests.sim import codec
+from tests.sim.codec import Frame, FrameReader
 from tests.sim.judges import complain
-from tests.sim.link import FAST, Link
-from tests.sim.upr_connection import Listener
-from tests.sim.upr_truth import Truth
+from tests.sim.net import FAST, Link
+from tests.sim.node import Node
+from tests.sim.truth import Truth
 from tests.sim.world import World
 
 _RETRY_S = 0.05
@@ -32,7 +32,7 @@ class Commander:
     depth = 8
 
     def __init__(
-        self, world: World, node: Listener, truth: Truth, vbuckets: int, pace_s: float
+        self, world: World, node: Node, truth: Truth, vbuckets: int, pace_s: float
     ) -> None:
         self.working = True
         self._world = world
@@ -41,8 +41,8 @@ class Commander:
         self._vbuckets = vbuckets
         self._pace_s = pace_s
         self._link: Link | None = None
-        self._reader = ReplyReader()
-        self._under_way: deque[tuple[int, Callable[[Reply], None] | None]] = deque()
+        self._reader = FrameReader()
+        self._under_way: deque[tuple[int, Callable[[Frame], None] | None]] = deque()
         self._opaque = 0
         self._act_later()
 
@@ -74,7 +74,7 @@ class Commander:
 
     def _connect(self) -> None:
         self._link = self._node.connect(self, FAST, False)
-        self._reader = ReplyReader()
+        self._reader = FrameReader()
         if self._link is not None:
             self.send(codec.HELLO, value=codec.hello_value([codec.WITH_SEQNOS]))
 
@@ -86,7 +86,7 @@ class Commander:
         extras: bytes = b"",
         value: bytes = b"",
         vbucket: int | None = None,
-        settle: Callable[[Reply], None] | None = None,
+        settle: Callable[[Frame], None] | None = None,
     ) -> None:
         """Put a request on the wire."""
         assert self._link is not None
@@ -94,7 +94,7 @@ class Commander:
         self._under_way.append((self._opaque, settle))
         number = codec.vbucket_of(key, self._vbuckets) if vbucket is None else vbucket
         self._link.send(
-            codec.request(
+            codec.frame(
                 opcode, key=key, extras=extras, value=value, vbucket=number, opaque=self._opaque
             )
         )
@@ -117,6 +117,34 @@ class Commander:
         raise NotImplementedError
 
 
+class Clerk(Commander):
+    """Somebody who commands what others ask for."""
+
+    def _command(self) -> None:
+        """Think of nothing."""
+
+    def ask(self, opcode: int, settle: Callable[[Frame], None], **parts: object) -> bool:
+        """Send a command; says whether there is a connection."""
+        if self._link is None:
+            self._connect()
+        if self._link is None:
+            return False
+        self.send(opcode, settle=settle, **parts)  # type: ignore[arg-type]
+        return True
+
+    def done(self, opcode: int, **parts: object) -> Frame:
+        """Send a command to a node that listens; return its reply."""
+        replies: list[Frame] = []
+        assert self.ask(opcode, replies.append, **parts)
+        self._world.run_until(lambda: bool(replies))
+        return replies[0]
+
+    @property
+    def connection(self) -> object | None:
+        """What carries it, if anything does; another one after a loss, however short."""
+        return self._link
+
+
 class Writer(Commander):
     """Sets, deletes, extends, touches documents; some of them live only for seconds."""
 
@@ -125,7 +153,7 @@ class Writer(Commander):
     def __init__(
         self,
         world: World,
-        node: Listener,
+        node: Node,
         truth: Truth,
         vbuckets: int,
         pace_s: float,
@@ -156,13 +184,13 @@ class Writer(Commander):
         extras = codec.store_extras(random.getrandbits(32), exptime)
         number = codec.vbucket_of(key, self._vbuckets)
 
-        def settle(reply: Reply) -> None:
+        def settle(reply: Frame) -> None:
             if reply.status == codec.OK and reply.token is not None:
                 self._check_place(number, key, value, reply)
 
         self.send(codec.SET, key=key, extras=extras, value=value, settle=settle)
 
-    def _check_place(self, number: int, key: bytes, value: bytes, reply: Reply) -> None:
+    def _check_place(self, number: int, key: bytes, value: bytes, reply: Frame) -> None:
         assert reply.token is not None
         uuid, seqno = reply.token
         if not self._truth.knows(number, uuid):
@@ -186,7 +214,7 @@ class Manager(Commander):
     def __init__(
         self,
         world: World,
-        node: Listener,
+        node: Node,
         truth: Truth,
         vbuckets: int,
         pace_s: float,
@@ -211,45 +239,41 @@ class Manager(Commander):
         if kind == "compact":
             upto = random.choice((0, random.randint(0, look.high + 1)))
             every = not upto or random.random() < 0.2
-            self._send(upr_codec.compact(number, upto, self._next(), every=every))
+            self._send(codec.compact(number, upto, self._next(), every=every))
         elif kind == "state":
             self._set_state(number, random.choice((1, 1, 2, 2, 3, 4)))
         elif kind == "failover":
-            self._set_state(number, upr_codec.REPLICA, lambda _: self._activate(number))
+            self._set_state(number, codec.REPLICA, lambda _: self._activate(number))
         elif kind == "remove":
-            self._set_state(number, upr_codec.DEAD, lambda _: self._remove(number))
+            self._set_state(number, codec.DEAD, lambda _: self._remove(number))
         else:
             assert kind == "flush"
             self.send(codec.FLUSH)
 
     def _activate(self, number: int) -> None:
         if self._link is not None:
-            self._set_state(number, upr_codec.ACTIVE)
+            self._set_state(number, codec.ACTIVE)
 
     def _remove(self, number: int) -> None:
         again = self._world.chance(0.7)
         if self._link is not None:
             self.send(
-                upr_codec.DELETE_VBUCKET,
+                codec.DELETE_VBUCKET,
                 vbucket=number,
                 settle=lambda _: self._activate(number) if again else None,
             )
 
-    def mend(self) -> None:
-        """From now on only put everything into the active state."""
-        self.mending = True
-
     def _mend(self) -> None:
         for number in range(self._vbuckets):
-            if self._truth.now(number).state != upr_codec.ACTIVE:
-                self._set_state(number, upr_codec.ACTIVE)
+            if self._truth.now(number).state != codec.ACTIVE:
+                self._set_state(number, codec.ACTIVE)
 
     def _set_state(
-        self, number: int, state: int, settle: Callable[[Reply], None] | None = None
+        self, number: int, state: int, settle: Callable[[Frame], None] | None = None
     ) -> None:
-        self._send(upr_codec.set_vbucket(number, state, self._next(settle)))
+        self._send(codec.set_vbucket(number, state, self._next(settle)))
 
-    def _next(self, settle: Callable[[Reply], None] | None = None) -> int:
+    def _next(self, settle: Callable[[Frame], None] | None = None) -> int:
         self._opaque += 1
         self._under_way.append((self._opaque, settle))
         return self._opaque
@@ -263,13 +287,13 @@ class Pauser(Commander):
     """Stops persistence for a while, now and then; on a connection that waits for nothing else."""
 
     def _command(self) -> None:
-        self.send(upr_codec.STOP_PERSISTENCE)
+        self.send(codec.STOP_PERSISTENCE)
         self._world.after(self._world.between(0, 0.4), self.resume)
 
     def resume(self) -> None:
         """Have everything written that waits."""
         if self._link is not None:
-            self.send(upr_codec.START_PERSISTENCE)
+            self.send(codec.START_PERSISTENCE)
         elif not self.working:
             self._connect()
             self._world.after(0.1, self.resume)

@@ -1,8 +1,9 @@
-"""A simulated master of old times that pushes its vBuckets into a node, by the rules of producers.
+"""A legacy master: it pushes into one node by TAP, and another node follows that one by UPR.
 
-It has documents, CAS and revisions of its own, and no seqnos. It sends each key's newest state,
-keeps the window and the gates, sends again what was refused or not answered when a connection
-ended, and begins anew when the node has died, because an answer means "in memory" only.
+The master has documents, CAS and revisions of its own, and no seqnos. It sends each key's newest
+state, keeps the window and the gates, sends again what was refused or not answered when a
+connection ended, and begins again when the node has died, because an answer means "in memory" only.
+At the end everything heals, and both nodes must hold what the master holds.
 
 Source: TAP reference, sections 5, 6, 9 and 11.
 """
@@ -10,14 +11,25 @@ Source: TAP reference, sections 5, 6, 9 and 11.
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
+from tests.contents import table_of
+from tests.sim import codec
 from tests.sim import tap_codec as tap
+from tests.sim.cluster_run import ABSENCES_S
+from tests.sim.codec import Frame
+from tests.sim.faults import Faults
 from tests.sim.judges import complain
-from tests.sim.link import FAR_AWAY, FAST, SLOW_READER, Link
+from tests.sim.net import FAR_AWAY, FAST, SLOW_READER, Link, Net, address
+from tests.sim.node import Node, small_settings
+from tests.sim.plan import FAULTS, TAP
+from tests.sim.replica_judges import judge_equal, stored
+from tests.sim.run import Run, Simulation
 from tests.sim.tap_codec import Message, MessageReader
-from tests.sim.tap_node import TapNode
-from tests.sim.world import EPOCH_S, World
+from tests.sim.truth import Truth
+from tests.sim.world import EPOCH_S, STEPS_MAX, World
+from tests.sim.writer import Clerk
 
 _THINK_S = 0.02
 _PAUSE_S = 0.05
@@ -71,7 +83,7 @@ class TapMaster:
         boundaries: by vBucket, the states at which it said that a snapshot is whole; see `shown`.
     """
 
-    def __init__(self, world: World, node: TapNode, vbuckets: int, keys: int, manners: Manners):
+    def __init__(self, world: World, node: Node, vbuckets: int, keys: int, manners: Manners):
         self.manners = manners
         self.docs: dict[int, dict[bytes, Held]] = {number: {} for number in range(vbuckets)}
         self.counts: Counter[str] = Counter()
@@ -439,3 +451,185 @@ class TapMaster:
         told = self.manners.checkpoints and self.manners.acks  # else refusals go unheard
         if told and state not in self.boundaries[number]:
             complain(f"{who}: vBucket {number} shows {sorted(state)}, no boundary of its master")
+
+
+# --- the run
+# ---------------------------------------------------------------------------------------
+
+#: With a window of one item, hundreds of them take a round trip each.
+_MASTERS_STEPS_MAX = 4 * STEPS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class PushPlan:
+    """What one run is made of."""
+
+    faults: Faults
+    manners: Manners = field(default_factory=Manners)
+    vbuckets: int = 2
+    keys: int = 10
+    sync: bool = True
+    steps: int = 2_000
+    promoted: bool = False
+
+
+def draw_push(world: World) -> PushPlan:
+    random = world.random
+    drawn = {name: mean for name, mean in FAULTS.items() if random.random() < 0.3}
+    drawn.pop("stop_s", None)
+    sync = random.random() < 0.8
+    if not sync:
+        drawn.pop("power_s", None)  # it may take away what the nodes were told at the beginning
+    return PushPlan(
+        Faults(**drawn),
+        Manners(
+            acks=random.random() < 0.8,
+            checkpoints=random.random() < 0.6,
+            specific=random.choice((9, 9, 8, 0)),
+            network_order=random.random() < 0.5,
+            interval=random.choice((1, 4, 10)),
+            window=random.choice((1, 3)),
+            flushes=random.choice((0.0, 0.0, 0.02)),
+            anew=random.choice((0.0, 0.2, 1.0)),
+        ),
+        vbuckets=random.choice((1, 2, 4)),
+        keys=random.choice((3, 10, 40)),
+        sync=sync,
+        steps=random.choice((800, 2_000, 4_000)),
+        promoted=random.random() < 0.3,
+    )
+
+
+class PushRun(Run):
+    """See the module docstring."""
+
+    plan: PushPlan
+    master: TapMaster
+
+    def __init__(self, world: World, plan: PushPlan) -> None:
+        super().__init__(world, plan, ABSENCES_S)
+        self.net = Net(world, varied=True)
+        settings = small_settings(vbuckets=plan.vbuckets, quota=400_000, sync=plan.sync)
+        self.first, self.second = (
+            Node(self.net, name, replace(settings, tap=TAP), sync=plan.sync, speaks_tap=True)
+            for name in ("a", "b")
+        )
+        self._add_nodes(self.first, self.second)
+        self.desks = [Clerk(world, node, Truth(25), plan.vbuckets, 0.5) for node in self.nodes]
+        self._seen: dict[int, tuple[object, ...]] = {}
+
+    def start(self) -> None:
+        self._start_nodes()
+        self._order()
+        self._until_quiet()
+        self.master = TapMaster(
+            self.world, self.first, self.plan.vbuckets, self.plan.keys, self.plan.manners
+        )
+        self.world.watchers.append(self._look)
+
+    # --- steps of a run ---------------------------------------------------------------------------
+
+    def _order(self) -> None:
+        """The first node has replicas that nobody fills; the second follows the first."""
+        for number in range(self.plan.vbuckets):
+            self._command(
+                0,
+                lambda settle, n=number: self.desks[0].ask(  # type: ignore[misc]
+                    codec.SET_VBUCKET, settle, vbucket=n, extras=tap.number32(codec.REPLICA)
+                ),
+            )
+        self._command(
+            1,
+            lambda settle: self.desks[1].ask(
+                codec.REPLICATE,
+                settle,
+                key=address("a").encode(),
+                extras=codec.DEMOTE.to_bytes(4, "big"),
+                value=codec.numbers(range(self.plan.vbuckets)),
+                vbucket=0,
+            ),
+        )
+
+    def _command(self, place: int, ask: Callable[[Callable[[Frame], None]], bool]) -> None:
+        """Repeat a command until it is granted."""
+        for _ in range(100):
+            replies: list[Frame] = []
+            if ask(replies.append):
+                self._until(lambda: bool(replies), "an order")  # noqa: B023  # it is over then
+                if replies[0].status == codec.OK:
+                    return
+            self.world.run_for(0.05)
+        complain(f"{self.nodes[place].name} never does what it is told")
+
+    def _look(self) -> None:
+        """Look at the second node, which may show only what the master calls whole."""
+        if not self.second.serving:
+            return
+        for number, vbucket in self.second.bucket.vbuckets.items():
+            seen = (vbucket.high_seqno, vbucket.receiving, vbucket.failover_log)
+            if self._seen.get(number) == seen:
+                continue
+            self._seen[number] = seen
+            if vbucket.receiving is None and not vbucket.rewinding:
+                live = [each for each in table_of(vbucket).values() if not each.life]
+                state = frozenset((each.key, each.flags) for each in live)
+                self.master.shown(self.second.name, number, state)
+
+    def heal(self) -> None:
+        self._heal_nodes()
+        self._until_nodes_serve()
+        self.world.run(100)
+        self.master.working = False
+
+    def rest(self) -> None:
+        self._until_master_settled()
+        self.master.close_checkpoints()
+        self._until_master_settled()
+        if self.plan.promoted:
+            for number in range(self.plan.vbuckets):
+                self.master.promote(number)
+            self._until_master_settled()
+        self._until(self._level, "nodes", self._standing)
+
+    def finish(self) -> None:
+        state = codec.ACTIVE if self.plan.promoted else codec.REPLICA
+        for number in range(self.plan.vbuckets):
+            header, records = stored(self.first, number)
+            if int(header.state) != state:  # type: ignore[attr-defined]
+                complain(f"vBucket {number} is {header}")
+            self.master.judge(number, records)  # type: ignore[arg-type]
+            judge_equal(self.first, self.second, number)
+        for node in self.nodes:
+            node.replication.close()
+            for link in list(node.links):
+                link.cut()
+            node.judge_freed()
+
+    def _until_master_settled(self) -> None:
+        self._until(self.master.settled, "master", self.master.standing, _MASTERS_STEPS_MAX)
+
+    def _level(self) -> bool:
+        if not all(node.quiet for node in self.nodes):
+            return False
+        for number in range(self.plan.vbuckets):
+            one, other = (node.bucket.vbuckets.get(number) for node in self.nodes)
+            if one is None or other is None:
+                return False
+            same = one.high_seqno == other.high_seqno and one.failover_log == other.failover_log
+            if not same or one.receiving is not None or other.receiving is not None:
+                return False
+        return True
+
+    def _standing(self) -> str:
+        return "; ".join(
+            f"{node.name} {n}: {vb.high_seqno} {vb.failover_log} {vb.receiving} {node.quiet}"
+            for node in self.nodes
+            for n, vb in node.bucket.vbuckets.items()
+        )
+
+    def account(self) -> dict[str, int]:
+        counts = {**self.master.counts, "crashes": super().account()["crashes"]}
+        return {f"push {what}": count for what, count in counts.items()}
+
+
+PUSH = Simulation("push", PushRun, draw_push, dice=0xA5A5)

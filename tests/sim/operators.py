@@ -9,17 +9,17 @@ Source: reference `systems.md` e.5, e.6; ``docs/operations.md``.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 
-from tests.sim import codec as kv
-from tests.sim import replica_codec as rc
-from tests.sim import upr_codec as codec
-from tests.sim.codec import Reply
+from tests.sim import codec
+from tests.sim.codec import Frame
 from tests.sim.judges import complain
+from tests.sim.net import FAST, Link, Net, address
+from tests.sim.node import Node
 from tests.sim.replica_judges import HandOverJudge
-from tests.sim.replica_node import Cluster, ReplicaNode, address
-from tests.sim.replica_truth import Histories
-from tests.sim.upr_writer import Commander
+from tests.sim.truth import Histories
+from tests.sim.world import World
+from tests.sim.writer import Clerk
 
 _PAUSE_S = 0.01
 
@@ -27,32 +27,6 @@ _PAUSE_S = 0.01
 _PATIENCE = 2_000
 
 Script = Generator[None]
-
-
-class Desk(Commander):
-    """The operator's connection to one node."""
-
-    def _command(self) -> None:
-        """Think of nothing."""
-
-    def ask(self, opcode: int, settle: Callable[[Reply], None], **parts: object) -> bool:
-        """Send a command; says whether there is a connection."""
-        if self._link is None:
-            self._connect()
-        if self._link is None:
-            return False
-        self.send(opcode, settle=settle, **parts)  # type: ignore[arg-type]
-        return True
-
-    @property
-    def connection(self) -> object | None:
-        """What carries it, if anything does; another one after a loss, however short."""
-        return self._link
-
-    def hang_up(self) -> None:
-        """Give it up."""
-        if self._link is not None:
-            self._link.cut()
 
 
 class Operator:
@@ -64,24 +38,24 @@ class Operator:
         sources: by (vBucket, name), who that one is to follow.
         done: what it did, how often.
         working: whether it goes on thinking of things to do.
-        verdicts: what takeovers answered, by `replica_codec` number.
+        verdicts: what takeovers answered, by number.
     """
 
-    def __init__(self, cluster: Cluster, histories: Histories, vbuckets: int) -> None:
-        self.cluster = cluster
-        self.names = [node.name for node in cluster.nodes.values()]
+    def __init__(self, net: Net, histories: Histories, vbuckets: int) -> None:
+        self.net = net
+        self.names = [node.name for node in net.nodes.values()]
         self.wanted = dict.fromkeys(range(vbuckets), self.names[0])
         self.sources: dict[tuple[int, str], str] = {}
         self.done: dict[str, int] = {}
         self.verdicts: dict[int, int] = {}
         self.working = False
         self._histories = histories
-        self._judge = HandOverJudge(cluster, histories)
-        self._world = cluster.world
+        self._judge = HandOverJudge(net, histories)
+        self._world = net.world
         self._scripts: list[Script] = []
-        self._desks = {
-            node.name: Desk(cluster.world, node, histories.node(node.name), vbuckets, 1.0)
-            for node in cluster.nodes.values()
+        self._clerks = {
+            node.name: Clerk(net.world, node, histories.node(node.name), vbuckets, 1.0)
+            for node in net.nodes.values()
         }
         self._think()
 
@@ -104,22 +78,22 @@ class Operator:
     def _count(self, what: str) -> None:
         self.done[what] = self.done.get(what, 0) + 1
 
-    def node(self, name: str) -> ReplicaNode:
+    def node(self, name: str) -> Node:
         """Return a node by its name."""
-        return self.cluster.nodes[address(name)]
+        return self.net.nodes[address(name)]
 
-    def _ask(self, name: str, opcode: int, **parts: object) -> Generator[None, None, Reply | None]:
+    def _ask(self, name: str, opcode: int, **parts: object) -> Generator[None, None, Frame | None]:
         """Send a command and wait; ``None`` = the connection was lost or there was none."""
-        replies: list[Reply] = []
-        desk = self._desks[name]
-        if not desk.ask(opcode, replies.append, **parts):
+        replies: list[Frame] = []
+        clerk = self._clerks[name]
+        if not clerk.ask(opcode, replies.append, **parts):
             yield
             return None
-        connection = desk.connection
+        connection = clerk.connection
         for _ in range(_PATIENCE):
             if replies:
                 return replies[0]
-            if connection is None or desk.connection is not connection:
+            if connection is None or clerk.connection is not connection:
                 return None
             yield
         complain(f"{name} does not answer {opcode:#x} within {_PATIENCE} looks")
@@ -146,10 +120,10 @@ class Operator:
         for _ in range(tries):
             reply = yield from self._ask(
                 name,
-                rc.REPLICATE,
+                codec.REPLICATE,
                 key=address(source).encode(),
-                extras=rc.DEMOTE.to_bytes(4, "big"),
-                value=rc.numbers(numbers),
+                extras=codec.DEMOTE.to_bytes(4, "big"),
+                value=codec.numbers(numbers),
                 vbucket=0,
             )
             if reply is not None and reply.status == codec.OK:
@@ -166,9 +140,9 @@ class Operator:
             self.sources.pop((number, name), None)
         yield from self._ask(
             name,
-            rc.REPLICATE,
-            extras=rc.STOP.to_bytes(4, "big"),
-            value=rc.numbers(numbers),
+            codec.REPLICATE,
+            extras=codec.STOP.to_bytes(4, "big"),
+            value=codec.numbers(numbers),
             vbucket=0,
         )
 
@@ -176,14 +150,16 @@ class Operator:
         """Make `name` active, whatever the others are; later they follow it."""
         numbers = list(numbers)
         while True:
-            reply = yield from self._ask(name, rc.FAILOVER, value=rc.numbers(numbers), vbucket=0)
+            reply = yield from self._ask(
+                name, codec.FAIL_OVER, value=codec.numbers(numbers), vbucket=0
+            )
             if reply is not None and reply.status == codec.OK:
                 break
             if reply is not None and reply.status != codec.TRY_AGAIN:
                 complain(f"{name} does not fail over: {reply}")
             yield from self._rest()
         self._count("failover")
-        self._judge.failed_over(name, rc.branches(reply.value), numbers)
+        self._judge.failed_over(name, codec.branches(reply.value), numbers)
         for number in numbers:
             self.sources.pop((number, name), None)
             self.wanted[number] = name
@@ -214,7 +190,7 @@ class Operator:
         """Have `name` forget everything; who follows it does the same."""
         self._histories.node(name).flushes_asked += 1
         self._count("flush")
-        yield from self._ask(name, kv.FLUSH, vbucket=0)
+        yield from self._ask(name, codec.FLUSH, vbucket=0)
 
     def take_over(self, source: str, target: str, numbers: Iterable[int]) -> Script:
         """Hand over from `source` to `target`; what is not taken is made right again."""
@@ -223,9 +199,9 @@ class Operator:
         was_active = self._has_some(target, numbers)
         reply = yield from self._ask(
             target,
-            rc.TAKEOVER,
+            codec.TAKE_OVER,
             key=address(source).encode(),
-            value=rc.numbers(numbers),
+            value=codec.numbers(numbers),
             vbucket=0,
         )
         self._count("takeover")
@@ -235,29 +211,29 @@ class Operator:
         if reply.status != codec.OK:
             self._refused(reply, target, was_active or self._has_some(target, numbers))
             return
-        told = rc.outcomes(reply.value)
+        told = codec.outcomes(reply.value)
         if sorted(told) != sorted(numbers):
             complain(f"{target} was asked for {numbers} and answers {told}")
         for number, outcome in told.items():
             self.verdicts[outcome] = self.verdicts.get(outcome, 0) + 1
             self._judge.answered(number, source, target, outcome)
-            if outcome == rc.TAKEN:
+            if outcome == codec.TAKEN:
                 self._taken(number, source, target)
         for number, outcome in told.items():
-            if outcome == rc.INTERRUPTED:
+            if outcome == codec.INTERRUPTED:
                 yield from self._reactivate(number, source)
 
     def _has_some(self, name: str, numbers: list[int]) -> bool:
         return any(name in self._histories.active_at(number) for number in numbers)
 
-    def _refused(self, reply: Reply, target: str, active: bool) -> None:
+    def _refused(self, reply: Frame, target: str, active: bool) -> None:
         """Nothing has changed: the source did not begin, or the target is active itself.
 
         It may have been when it was asked: a client tells it at any time that it was deposed.
         """
         if reply.status != codec.TRY_AGAIN and not (active and reply.status == codec.INVALID):
             complain(f"{target} does not take over: {reply}")
-        self.verdicts[rc.REFUSED] = self.verdicts.get(rc.REFUSED, 0) + 1
+        self.verdicts[codec.REFUSED] = self.verdicts.get(codec.REFUSED, 0) + 1
 
     def _taken(self, number: int, source: str, target: str) -> None:
         self._count("taken")
@@ -319,3 +295,108 @@ class Operator:
             seen.add(source)
             source = self.sources.get((number, source), "")
         return first
+
+
+# --- replica splice -------------------------------------------------------------------------------
+
+
+_THINK_S = 0.1
+_OWN = 0xBEEF
+
+
+class Side:
+    """One of the two connections; hands whole frames to the splice."""
+
+    def __init__(self, splice: Splice, node: Node) -> None:
+        self._splice = splice
+        self._buffer = b""
+        self.far: Side | None = None
+        self.link: Link | None = node.connect(self, FAST, False)
+
+    def send(self, data: bytes) -> None:
+        """Put bytes on the way to the node."""
+        if self.link is not None:
+            self.link.send(data)
+
+    def receive(self, data: bytes) -> None:
+        """Pass whole frames on."""
+        self._buffer += data
+        while len(self._buffer) >= 24:
+            end = 24 + int.from_bytes(self._buffer[8:12], "big")
+            if len(self._buffer) < end:
+                return
+            frame, self._buffer = self._buffer[:end], self._buffer[end:]
+            if int.from_bytes(frame[12:16], "big") == _OWN and frame[0] == 0x81:
+                self._splice.answered(frame[1], int.from_bytes(frame[6:8], "big"))
+            elif self.far is not None:
+                self.far.send(frame)
+
+    def disconnected(self) -> None:
+        """One side gone, both are."""
+        self.link = None
+        self._splice.lost()
+
+    def hang_up(self) -> None:
+        """End it."""
+        if self.link is not None:
+            self.link.cut()
+
+
+class Splice:
+    """A manager that joins two nodes by hand: it adds streams at one and splices it to the other.
+
+    What the nodes say to each other it passes on unread; it keeps the answers to its own commands.
+
+    Source: UPR reference 5.
+
+    Attributes:
+        refused: answers to ADD_STREAM that were no success, by status.
+        working: whether it comes back when it is lost.
+    """
+
+    def __init__(self, world: World, replica: Node, source: Node, numbers: Iterable[int]) -> None:
+        self.refused: dict[int, int] = {}
+        self.working = True
+        self._world = world
+        self._nodes = replica, source
+        self._numbers = list(numbers)
+        self._sides: list[Side] = []
+        self._think()
+
+    def _think(self) -> None:
+        if self.working and not self._sides and all(node.serving for node in self._nodes):
+            self._join()
+        self._world.after(self._world.between(0, _THINK_S), self._think)
+
+    def _join(self) -> None:
+        near, far = (Side(self, node) for node in self._nodes)
+        if near.link is None or far.link is None:
+            near.hang_up()
+            far.hang_up()
+            return
+        near.far, far.far = far, near
+        self._sides = [near, far]
+        name = b"splice-%s" % self._nodes[0].name.encode()
+        flags = codec.AS_PRODUCER | codec.DELETE_TIMES
+        near.send(codec.open_connection(name, 0, _OWN))
+        far.send(codec.open_connection(name, flags, _OWN))
+        for number in self._numbers:
+            near.send(
+                codec.frame(codec.ADD_STREAM, extras=b"\0\0\0\0", vbucket=number, opaque=_OWN)
+            )
+
+    def answered(self, opcode: int, status: int) -> None:
+        """One of our own commands was answered; a refused stream is asked for anew."""
+        if opcode == codec.ADD_STREAM and status:
+            self.refused[status] = self.refused.get(status, 0) + 1
+            self.hang_up()
+
+    def lost(self) -> None:
+        """A side is gone."""
+        sides, self._sides = self._sides, []
+        for side in sides:
+            side.hang_up()
+
+    def hang_up(self) -> None:
+        """End the connections."""
+        self.lost()

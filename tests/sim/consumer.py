@@ -1,26 +1,347 @@
-"""Simulated consumers: they follow every vBucket, keep a copy, fall back when told to.
+"""A simulated UPR connection as its client sees it: handshake, replies in order, flow control.
 
-A consumer obeys the reference and nothing else; what it is told goes to the judges first. How it
-behaves otherwise (extensions, pace, memory, moods) is in its `Kind`.
-
-Source: UPR reference 2.4, 3.2, 3.4, 4; seed 000 for rounds and barriers.
+It is the judge of its own conversation: every command has one reply, in the order of commands, with
+its opaque and opcode. Only a HWT_REPORT may be answered later, when it is on disk. What the
+producer sends by itself goes to `pushed`.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
-from tests.sim import upr_codec as codec
+from tests.sim import codec
+from tests.sim.codec import Frame, FrameReader, Position
 from tests.sim.judges import complain
-from tests.sim.upr_codec import Frame, Position
-from tests.sim.upr_connection import Connection, Listener
-from tests.sim.upr_copy import Copy
-from tests.sim.upr_judges import RequestJudge, RoundJudge, StreamJudge
-from tests.sim.upr_kinds import Kind
-from tests.sim.upr_truth import Truth
+from tests.sim.net import FAR_AWAY, FAST, SLOW_READER, LinkProfile
+from tests.sim.node import Node
+from tests.sim.stream_judges import Copy, FlowJudge, RequestJudge, RoundJudge, StreamJudge
+from tests.sim.truth import Truth
 from tests.sim.world import World
+
+Settle = Callable[[Frame], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Manners:
+    """How a connection is opened and kept.
+
+    Attributes:
+        flags: of OPEN.
+        controls: sent after it; all must be accepted.
+        buffer_bytes: flow control; 0 = none.
+        ack_share: bytes are acknowledged when they exceed this share of the buffer.
+        ack_delay_max_s: and so much later at most.
+        noop_s: interval of keep-alives, 0 = none are asked for.
+        hello: whether it says HELLO first, as peers of today do.
+        profile: of its link.
+    """
+
+    flags: int = codec.AS_PRODUCER
+    controls: tuple[str, ...] = ()
+    buffer_bytes: int = 0
+    ack_share: float = 0.2
+    ack_delay_max_s: float = 0.0
+    noop_s: float = 0.0
+    hello: bool = False
+    profile: LinkProfile = FAST
+
+
+class Connection:
+    """See the module docstring.
+
+    Attributes:
+        open: whether there is a link.
+        received: counted bytes and frames so far.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        node: Node,
+        name: bytes,
+        manners: Manners,
+        pushed: Callable[[Frame], None],
+        lost: Callable[[], None],
+    ) -> None:
+        self._world = world
+        self._manners = manners
+        self._pushed = pushed
+        self._lost = lost
+        self._reader = FrameReader()
+        self._under_way: deque[tuple[int, int, Settle]] = deque()
+        self._reports: dict[int, Settle] = {}
+        self._opaque = world.random.randint(1, 1_000)
+        self._flow = FlowJudge(manners.buffer_bytes)
+        self._to_ack = 0
+        self.frames = 0
+        self.bytes = 0
+        self._link = node.connect(self, manners.profile, False)
+        if self._link is not None:
+            self._shake_hands(name)
+
+    @property
+    def open(self) -> bool:
+        """Whether there is a link."""
+        return self._link is not None
+
+    @property
+    def waiting(self) -> int:
+        """Number of commands that have no reply yet."""
+        return len(self._under_way) + len(self._reports)
+
+    def _shake_hands(self, name: bytes) -> None:
+        manners = self._manners
+        if manners.hello:
+            self.send(codec.HELLO, self._accepted, key=b"sim", value=codec.FEATURES)
+        self.send(codec.OPEN, self._accepted, key=name, flags=manners.flags)
+        if manners.buffer_bytes:
+            self.control("connection_buffer_size", str(manners.buffer_bytes), self._flow_is_on)
+        if manners.noop_s:
+            self.control("enable_noop", "true")
+            self.control("set_noop_interval", str(manners.noop_s))
+        for name_of_control in manners.controls:
+            self.control(name_of_control, "true")
+
+    def _flow_is_on(self, reply: Frame) -> None:
+        self._accepted(reply)
+        self._flow.on = True
+        self._flow.unacked = 0
+
+    def _accepted(self, reply: Frame) -> None:
+        if reply.place != codec.OK:
+            complain(f"{reply} refuses what must be accepted")
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def next_opaque(self) -> int:
+        """Return a number that no command had on this connection."""
+        self._opaque += 1
+        return self._opaque
+
+    def control(self, name: str, value: str, settle: Settle | None = None) -> None:
+        """Send a CONTROL; it must be accepted."""
+        opaque = self.next_opaque()
+        self._expect(opaque, codec.CONTROL, settle or self._accepted)
+        self._put(codec.control(name, value, opaque))
+
+    def send(
+        self,
+        opcode: int,
+        settle: Settle,
+        *,
+        vbucket: int = 0,
+        key: bytes = b"",
+        extras: bytes = b"",
+        value: bytes = b"",
+        flags: int | None = None,
+    ) -> int:
+        """Send a command; `settle` gets its reply. Returns its opaque."""
+        opaque = self.next_opaque()
+        self._expect(opaque, opcode, settle)
+        if flags is not None:
+            self._put(codec.open_connection(key, flags, opaque))
+        else:
+            self._put(
+                codec.frame(
+                    opcode, vbucket=vbucket, key=key, extras=extras, value=value, opaque=opaque
+                )
+            )
+        return opaque
+
+    def ask_stream(self, vbucket: int, position: codec.Position, settle: Settle) -> int:
+        """Send a stream request. Returns its opaque."""
+        opaque = self.next_opaque()
+        self._expect(opaque, codec.STREAM_REQUEST, settle)
+        self._put(codec.stream_request(vbucket, position, opaque))
+        return opaque
+
+    def report(self, vbucket: int, name: bytes, extras: bytes, settle: Settle) -> None:
+        """Send a HWT_REPORT."""
+        opaque = self.next_opaque()
+        self._reports[opaque] = settle
+        self._put(
+            codec.frame(codec.HWT_REPORT, vbucket=vbucket, key=name, extras=extras, opaque=opaque)
+        )
+
+    def answer(self, opcode: int, opaque: int) -> None:
+        """Answer a frame of the producer."""
+        self._put(codec.reply(opcode, opaque))
+
+    def _expect(self, opaque: int, opcode: int, settle: Settle) -> None:
+        self._under_way.append((opaque, opcode, settle))
+
+    def _put(self, data: bytes) -> None:
+        if self._link is not None:
+            self._link.send(data)
+
+    # --- receiving --------------------------------------------------------------------------------
+
+    def receive(self, data: bytes) -> None:
+        """Take bytes from the link."""
+        for frame in self._reader.feed(data):
+            if frame.is_reply:
+                self._settle(frame)
+            elif frame.opcode == codec.UPR_NOOP:
+                self.answer(codec.UPR_NOOP, frame.opaque)
+            else:
+                self._count(frame)
+                self._pushed(frame)
+
+    def _settle(self, frame: Frame) -> None:
+        if frame.opcode == codec.HWT_REPORT and frame.opaque in self._reports:
+            self._reports.pop(frame.opaque)(frame)
+            return
+        if not self._under_way:
+            complain(f"a reply nobody asked for: {frame}")
+        opaque, opcode, settle = self._under_way.popleft()
+        if (opaque, opcode) != (frame.opaque, frame.opcode):
+            complain(f"{opcode:#x} with opaque {opaque} was passed over; then came {frame}")
+        settle(frame)
+
+    def _count(self, frame: Frame) -> None:
+        if frame.opcode not in codec.COUNTED:
+            complain(f"a producer sends {frame}")
+        self.frames += 1
+        self.bytes += frame.size
+        self._flow.came(frame.opcode, frame.size)
+        self._to_ack += frame.size
+        manners = self._manners
+        if self._flow.on and self._to_ack > manners.ack_share * manners.buffer_bytes:
+            size, self._to_ack = self._to_ack, 0
+            delay_s = self._world.between(0, manners.ack_delay_max_s)
+            self._world.after(delay_s, lambda: self._ack(size))
+
+    def _ack(self, size: int) -> None:
+        self._flow.acked(size)
+        self._put(codec.buffer_ack(size))
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def hang_up(self) -> None:
+        """End it from this side."""
+        if self._link is not None:
+            self._link.cut()
+
+    def disconnected(self) -> None:
+        """The link is gone."""
+        self._link = None
+        self._under_way.clear()
+        self._reports.clear()
+        self._lost()
+
+
+# --- upr kinds ------------------------------------------------------------------------------------
+# What kinds of consumers there are: what they use, how slow, moody and forgetful they are.
+#
+# Source: the consumers of seed 000 (replicas, indexers, backup, others) and the eras of the UPR
+# reference, section 0.
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a consumer is like.
+
+    Attributes:
+        manners: of its connections.
+        rounds, barriers, snapshot_ends, versions: which extensions it uses.
+        keep: boundaries that it can fall back to.
+        think_max_s: pause between two thoughts.
+        moody: chance of each thought to close a stream, or to hang up.
+        absent_s: how long it stays away after hanging up; then it begins with what it has stored.
+        whole_only: it forgets half snapshots when a stream ends.
+        modern: it uses what peers of today may ask for: ends of closed streams, expirations, newer
+            statuses and reasons.
+        latest: it asks for streams to the present end, again and again.
+    """
+
+    name: str
+    manners: Manners = field(default_factory=Manners)
+    rounds: bool = False
+    barriers: bool = False
+    snapshot_ends: bool = False
+    versions: bool = False
+    keep: int = 1_000
+    think_max_s: float = 0.02
+    moody: float = 0.0
+    absent_s: float = 0.0
+    whole_only: bool = False
+    modern: bool = False
+    latest: bool = False
+
+
+PLAIN = Kind("plain")
+ROUNDS = Kind(
+    "rounds",
+    Manners(
+        controls=("uprmc_rounds", "uprmc_barrier", "uprmc_snapshot_end"),
+        profile=FAR_AWAY,
+    ),
+    rounds=True,
+    barriers=True,
+    snapshot_ends=True,
+)
+NARROW = Kind(
+    "narrow",
+    Manners(
+        controls=("uprmc_rounds", "uprmc_barrier", "uprmc_snapshot_end"),
+        buffer_bytes=150,
+        ack_delay_max_s=0.02,
+    ),
+    rounds=True,
+    barriers=True,
+    snapshot_ends=True,
+    moody=0.02,
+)
+SLOW = Kind(
+    "slow",
+    Manners(buffer_bytes=250, ack_delay_max_s=0.3, noop_s=0.5, profile=SLOW_READER),
+    keep=5,
+    whole_only=True,
+)
+MOODY = Kind(
+    "moody",
+    Manners(flags=codec.AS_PRODUCER | codec.DELETE_TIMES, controls=("uprmc_snapshot_end",)),
+    snapshot_ends=True,
+    moody=0.15,
+)
+RARE = Kind("rare", moody=0.3, absent_s=2.0)
+VERSED = Kind(
+    "versed",
+    Manners(controls=("uprmc_versions", "uprmc_snapshots")),
+    versions=True,
+    moody=0.03,
+)
+BARRED = Kind(
+    "barred",
+    Manners(controls=("uprmc_barrier", "uprmc_snapshots"), buffer_bytes=1_000, profile=SLOW_READER),
+    barriers=True,
+    moody=0.02,
+)
+MODERN = Kind(
+    "modern",
+    Manners(
+        flags=codec.AS_PRODUCER | codec.DELETE_TIMES,
+        controls=(
+            "send_stream_end_on_client_close_stream",
+            "enable_expiry_opcode",
+            "v7_dcp_status_codes",
+        ),
+        buffer_bytes=3_000,
+        hello=True,
+    ),
+    moody=0.1,
+    modern=True,
+)
+LATEST = Kind("latest", Manners(buffer_bytes=2_000, profile=FAR_AWAY), latest=True)
+
+KINDS = (PLAIN, ROUNDS, NARROW, SLOW, MOODY, RARE, VERSED, BARRED, MODERN, LATEST)
+
+
+# --- upr consumer ---------------------------------------------------------------------------------
+
 
 _RETRY_S = 0.05
 
@@ -76,7 +397,12 @@ class Account:
 
 
 class Consumer:
-    """See the module docstring.
+    """Simulated consumers: they follow every vBucket, keep a copy, fall back when told to.
+
+    A consumer obeys the reference and nothing else; what it is told goes to the judges first. How
+    it behaves otherwise (extensions, pace, memory, moods) is in its `Kind`.
+
+    Source: UPR reference 2.4, 3.2, 3.4, 4; seed 000 for rounds and barriers.
 
     Attributes:
         copies: by vBucket.
@@ -92,7 +418,7 @@ class Consumer:
     _flags = 0
 
     def __init__(
-        self, world: World, node: Listener, truth: Truth, vbuckets: int, kind: Kind, number: int
+        self, world: World, node: Node, truth: Truth, vbuckets: int, kind: Kind, number: int
     ) -> None:
         self.kind = kind
         self.name = f"{kind.name}{number}"
@@ -205,7 +531,7 @@ class Consumer:
             return
         del self.streams[number]
         if status == codec.ROLLBACK:
-            self._fall_back(copy, codec.number64(reply.value))
+            self._fall_back(copy, codec.read64(reply.value))
         else:
             self._not_before[number] = self._world.now + self._world.between(0, _RETRY_S)
 
@@ -281,7 +607,7 @@ class Consumer:
             self._owed_by_closed.remove(frame.opaque)
             return
         told = frame.opcode == codec.STREAM_END and frame.opaque in self._closed_opaques
-        if not told or codec.number32(frame.extras) != codec.END_CLOSED:
+        if not told or codec.read32(frame.extras) != codec.END_CLOSED:
             complain(f"{self.name}: {frame} belongs to no stream")
         self._closed_opaques.remove(frame.opaque)
 
@@ -320,7 +646,7 @@ class Consumer:
             self._stored[stream.vbucket] = copy.stored()
 
     def _end(self, stream: Stream, judge: StreamJudge, frame: Frame) -> None:
-        reason = codec.number32(frame.extras)
+        reason = codec.read32(frame.extras)
         ends = self.account.ends
         ends[reason] = ends.get(reason, 0) + 1
         self._gone(stream)
@@ -415,7 +741,7 @@ class Consumer:
             return False
         return stream.uuid == look.log[0][0] and copy.last == look.high
 
-    def judge_copies(self) -> None:
+    def judge(self) -> None:
         """Hold every copy to the truth, when everything has come to rest."""
         for number, copy in self.copies.items():
             look = self._truth.now(number)

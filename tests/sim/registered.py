@@ -11,18 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.sim import upr_codec as codec
+from tests.sim import codec
+from tests.sim.codec import Frame
+from tests.sim.consumer import Connection, Consumer, Kind, Manners, Stream
 from tests.sim.judges import complain
-from tests.sim.link import FAR_AWAY, SLOW_READER
-from tests.sim.replica_node import Cluster
-from tests.sim.replica_operator import Operator
-from tests.sim.replica_truth import Histories, Seen
-from tests.sim.upr_codec import Frame
-from tests.sim.upr_connection import Connection, Manners
-from tests.sim.upr_consumer import Consumer, Stream
-from tests.sim.upr_copy import Copy
-from tests.sim.upr_judges import StreamJudge
-from tests.sim.upr_kinds import Kind
+from tests.sim.net import FAR_AWAY, SLOW_READER
+from tests.sim.operators import Operator
+from tests.sim.stream_judges import Copy, StreamJudge
+from tests.sim.truth import Histories, Seen
 from tests.sim.watermark_judges import Moment, Place, WatermarkJudge
 
 _HWT = "uprmc_hwt"
@@ -52,7 +48,7 @@ KINDS = {
     Kind("backup", Manners(controls=(_HWT, "uprmc_snapshots")), moody=0.3, absent_s=6.0): 5,
 }
 
-_NAMES = {kind.name: kind for kind in KINDS}
+NAMES = tuple(kind.name for kind in KINDS)
 
 #: Chances of a thought: to go to a node that may be the wrong one, to look whether this one is, to
 #: report, to write down half a snapshot, to give up its registration.
@@ -105,7 +101,6 @@ class Registered(Consumer):
 
     def __init__(
         self,
-        cluster: Cluster,
         histories: Histories,
         operator: Operator,
         judge: WatermarkJudge,
@@ -116,7 +111,7 @@ class Registered(Consumer):
     ) -> None:
         """Make it; at each thought it loses its disk with the chance `loses`."""
         self._loses = loses
-        self._cluster, self._histories, self._operator = cluster, histories, operator
+        self._histories, self._operator = histories, operator
         self._judge = judge
         self._vbucket = vbucket
         self._lifetime_s = lifetime_s
@@ -126,7 +121,14 @@ class Registered(Consumer):
         self.fate = Fate()
         node = operator.node(self._home)
         truth = histories.node(self._home)
-        super().__init__(cluster.world, node, truth, 0, _NAMES[kind], vbucket)  # type: ignore[arg-type]
+        super().__init__(
+            operator.net.world,
+            node,
+            truth,
+            0,
+            next(each for each in KINDS if each.name == kind),
+            vbucket,
+        )  # type: ignore[arg-type]
         self.instance = kind.encode()
         self.copies = {vbucket: Copy(self.kind.keep)}
         self._stored = {vbucket: self.copies[vbucket].stored()}

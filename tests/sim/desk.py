@@ -1,4 +1,4 @@
-"""Several nodes led by the hand: writes, hand-overs, failovers, crashes, one after the other."""
+"""Runs led by the hand: nodes, clerks and consumers that do what a test says, step by step."""
 
 from __future__ import annotations
 
@@ -7,53 +7,125 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from tests.sim import codec
-from tests.sim import replica_codec as rc
-from tests.sim.codec import Reply
+from tests.sim.cluster_run import ClusterRun
+from tests.sim.codec import INTERRUPTED, REFUSED, TAKEN, Frame
+from tests.sim.consumer import Consumer, Kind
 from tests.sim.faults import NO_FAULTS
-from tests.sim.replica_plan import SETTINGS, Plan
-from tests.sim.replica_run import ReplicaRun
-from tests.sim.replica_wire import Cutter
-from tests.sim.upr_consumer import Consumer
-from tests.sim.upr_desk import Clerk
-from tests.sim.upr_kinds import Kind
-from tests.sim.upr_truth import Look
+from tests.sim.net import Cutter
+from tests.sim.node import Node
+from tests.sim.plan import UPR, Plan, StreamsPlan
+from tests.sim.run import StreamsRun
+from tests.sim.truth import Look, Truth
+from tests.sim.world import World
+from tests.sim.writer import Clerk
+
+__all__ = ["INTERRUPTED", "REFUSED", "TAKEN", "ReplicaDesk", "StreamsDesk"]
 
 
-class ReplicaDesk:
-    """See the module docstring; there is one vBucket, active at `a`.
+class Desk:
+    """What both have."""
 
-    Attributes:
-        run: the run; nobody writes or operates by himself.
-    """
+    def __init__(self, run: StreamsRun | ClusterRun, vbuckets: int) -> None:
+        self.world = run.world
+        self._vbuckets = vbuckets
+        self._nodes = {node.name: node for node in run.nodes}
+        self.clerks: dict[str, Clerk] = {}
+
+    def _hire(self, node: Node, truth: Truth) -> None:
+        self.clerks[node.name] = Clerk(self.world, node, truth, self._vbuckets, 1.0)
+
+    def put(
+        self, name: str, key: bytes, value: bytes = b"v", *, may_be_refused: bool = False
+    ) -> Frame:
+        """Set a document at a node; it must be accepted, unless it may be refused."""
+        extras = codec.store_extras(0, 0)
+        reply = self.clerks[name].done(codec.SET, key=key, value=value, extras=extras)
+        assert reply.status == codec.OK or may_be_refused, reply
+        return reply
+
+    def delete(self, name: str, key: bytes) -> None:
+        """Delete a document."""
+        assert self.clerks[name].done(codec.DELETE, key=key).status == codec.OK
+
+    def crash(self, name: str, *, power: bool = False) -> None:
+        """End a node's life, and begin another."""
+        self._nodes[name].crash(power=power)
+        self._start(name)
+
+    def stop(self, name: str) -> None:
+        """End it in order, and begin another."""
+        node = self._nodes[name]
+        node.stop()
+        self.world.run_until(lambda: not node.up)
+        self._start(name)
+
+    def _start(self, name: str) -> None:
+        node = self._nodes[name]
+        node.start()
+        self.world.run_until(lambda: node.serving)
+
+
+class StreamsDesk(Desk):
+    """A node `a`, and a calm consumer of it."""
+
+    def __init__(self, kind: Kind, *, vbuckets: int = 2, seed: int = 0) -> None:
+        plan = StreamsPlan((kind,), NO_FAULTS, {}, vbuckets=vbuckets, writers=0)
+        self.run = StreamsRun(World(seed), plan)
+        self.run.start()
+        super().__init__(self.run, vbuckets)
+        self.consumer: Consumer = self.run.consumers[0]
+        self.consumer.calm = True
+        self._hire(self.run.node, self.run.truth)
+
+    def set_state(self, vbucket: int, state: int) -> None:
+        """Give a vBucket another state."""
+        extras = state.to_bytes(4, "big")
+        assert (
+            self.clerks["a"].done(codec.SET_VBUCKET, vbucket=vbucket, extras=extras).status
+            == codec.OK
+        )
+
+    def settle(self) -> None:
+        """Wait until the consumer holds everything and everything is on disk."""
+        self.world.run_until(self.consumer.settled)
+        self.world.run_until(lambda: self.run.node.quiet)
+
+    def hang_up(self) -> None:
+        """End the consumer's connection; it comes back by itself."""
+        connection = self.consumer.connection
+        assert connection is not None
+        connection.hang_up()
+
+    def log(self, vbucket: int) -> tuple[tuple[int, int], ...]:
+        """Return a vBucket's failover log, as the consumer was told it."""
+        return self.consumer.copies[vbucket].log
+
+    def finish(self) -> None:
+        """Judge everything."""
+        self.clerks["a"].working = False
+        self.run.rest()
+        self.run.finish()
+
+
+class ReplicaDesk(Desk):
+    """Several nodes with one vBucket, active at `a`; nobody writes or operates by himself."""
 
     def __init__(
         self, topology: str, *, seed: int = 0, rollback_keys: int = 1_000, quota: int = 4_000_000
     ) -> None:
-        upr = replace(SETTINGS, rollback_keys=rollback_keys)
+        upr = replace(UPR, rollback_keys=rollback_keys)
         plan = Plan(topology, NO_FAULTS, {}, vbuckets=1, varied_wires=False, upr=upr, quota=quota)
-        self.run = ReplicaRun(seed, plan)
+        self.run = ClusterRun(World(seed), plan)
         self.run.start()
+        super().__init__(self.run, 1)
         for writer in self.run.writers:
             writer.working = False
         self.run.writers.clear()
-        self.world = self.run.world
         self.operator = self.run.operator
-        self.clerks = {
-            node.name: Clerk(self.world, node, self.run.histories.node(node.name), 1, 1.0)
-            for node in self.run.nodes
-        }
+        for node in self.run.nodes:
+            self._hire(node, self.run.histories.node(node.name))
 
     # --- clients ----------------------------------------------------------------------------------
-
-    def put(
-        self, name: str, key: bytes, value: bytes = b"v", *, may_be_refused: bool = False
-    ) -> Reply:
-        """Set a document at a node; it must be accepted, unless it may be refused."""
-        reply = self.clerks[name].done(
-            codec.SET, key=key, value=value, extras=codec.store_extras(0, 0)
-        )
-        assert reply.status == codec.OK or may_be_refused, reply
-        return reply
 
     def put_many(
         self, name: str, numbers: Iterable[int], value: bytes = b"v", **more: bool
@@ -62,16 +134,12 @@ class ReplicaDesk:
         for number in numbers:
             self.put(name, b"k%d" % number, value, **more)
 
-    def delete(self, name: str, key: bytes) -> None:
-        """Delete a document."""
-        assert self.clerks[name].done(codec.DELETE, key=key).status == codec.OK
-
     def refused(self, name: str, key: bytes) -> bool:
         """Tell whether a node refuses a write because the vBucket is not active there."""
         reply = self.clerks[name].done(
             codec.SET, key=key, value=b"x", extras=codec.store_extras(0, 0)
         )
-        return reply.status == 0x07
+        return reply.status == codec.NOT_MY_VBUCKET
 
     def consumer(self, name: str, kind: Kind) -> Consumer:
         """Let somebody follow a node."""
@@ -117,20 +185,20 @@ class ReplicaDesk:
     def compact(self, name: str) -> None:
         """Drop all deletions at a node."""
         extras = b"\0" * 16 + b"\1" + b"\0" * 7
-        assert self.clerks[name].done(0xB3, vbucket=0, extras=extras).status == codec.OK
+        assert self.clerks[name].done(codec.COMPACT, vbucket=0, extras=extras).status == codec.OK
 
     def cut_after(self, caller: str, called: str, messages: int) -> Cutter:
         """Let the next wire between two nodes be cut after so many messages."""
-        cutter = self.run.cluster.cutters[caller, called] = Cutter(messages)
+        cutter = self.run.net.cutters[caller, called] = Cutter(messages)
         return cutter
 
     def part(self, one: str, other: str) -> None:
         """Let two nodes reach each other no more."""
-        self.run.cluster.part(one, other)
+        self.run.net.part(one, other)
 
     def join(self) -> None:
         """Let everybody reach everybody."""
-        self.run.cluster.parted.clear()
+        self.run.net.parted.clear()
 
     @contextmanager
     def parted(self, one: str, other: str) -> Iterator[None]:
@@ -138,21 +206,6 @@ class ReplicaDesk:
         self.part(one, other)
         yield
         self.join()
-
-    def crash(self, name: str, *, power: bool = False) -> None:
-        """End a node's life, and begin another."""
-        node = self.operator.node(name)
-        node.crash(power=power)
-        node.start()
-        self.world.run_until(lambda: node.serving)
-
-    def stop(self, name: str) -> None:
-        """End it in order, and begin another."""
-        node = self.operator.node(name)
-        node.stop()
-        self.world.run_until(lambda: not node.up)
-        node.start()
-        self.world.run_until(lambda: node.serving)
 
     # --- looking ----------------------------------------------------------------------------------
 
@@ -185,6 +238,3 @@ class ReplicaDesk:
         self.run.heal()
         self.run.rest()
         self.run.finish()
-
-
-TAKEN, INTERRUPTED, REFUSED = rc.TAKEN, rc.INTERRUPTED, rc.REFUSED

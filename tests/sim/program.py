@@ -1,23 +1,225 @@
-"""The client library in the simulated world: its core over simulated links, with many lives.
+"""What a program does with the client library, and what of it survives the program's death.
 
-It is driven as `uprmc.client.blocking` drives it. The program may die at every write point of its
-own (`replica_mirror`); it comes back with what was on its disks.
+A mirror keeps the documents it is told of. When they are on its disk depends on its kind: at once,
+at the end of each snapshot, whenever it is asked to (`durable`), or at the end of each snapshot
+with every earlier one still at hand (it rolls back by itself). `StateDisk` is the disk of the
+library's own state. Every write of either is a point at which the program may die.
+
+Source: systems reference g; rows D13, D44 to D49.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from typing import Any
 
+from tests.sim.codec import Version
 from tests.sim.judges import complain
-from tests.sim.link import FAR_AWAY, FAST, SLOW_READER, Link
-from tests.sim.replica_mirror import Disk, Mirror, Points, ProgramDied, StateDisk, of_version
-from tests.sim.replica_node import Cluster, address
-from tests.sim.replica_truth import Histories
-from tests.sim.upr_codec import Version
+from tests.sim.net import FAR_AWAY, FAST, SLOW_READER, Link, Net, address
+from tests.sim.truth import Histories
 from uprmc.client.core import Options, UprCore
 from uprmc.client.errors import ClientError, ConnectionLost, NodeUnavailable, NodeUnreachable
+from uprmc.client.handler import Handler
+from uprmc.client.state import MemoryState
 from uprmc.remote.registering import Instance
+
+Docs = dict[int, dict[bytes, tuple[object, ...]]]
+
+#: Kinds of mirrors.
+AT_ONCE, AT_ENDS, WHEN_ASKED, NATIVE = "at once", "at ends", "when asked", "native"
+KINDS = (AT_ONCE, AT_ENDS, WHEN_ASKED, NATIVE)
+
+
+class ProgramDied(Exception):
+    """The program was killed."""
+
+
+class Points:
+    """Counts write points; lets the program die at one of them.
+
+    Attributes:
+        count: so many there were in this life.
+        dies: asked at each point.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.dies: Callable[[], bool] = lambda: False
+
+    def point(self) -> None:
+        """Here something is about to be written, or was just written."""
+        self.count += 1
+        if self.dies():
+            raise ProgramDied
+
+
+def told(change: Any) -> tuple[object, ...]:
+    """Return what is kept of a document."""
+    return (change.value, change.rev, change.cas, change.flags, change.expiry)
+
+
+def of_version(version: Version) -> tuple[object, ...]:
+    """Return the same of a version that is true."""
+    return (version.value, version.rev, version.cas, version.flags, version.expiry)
+
+
+class MirrorDisk:
+    """What a mirror has written down.
+
+    Attributes:
+        docs: by vBucket and key.
+        ends: by vBucket, the documents at each end of a snapshot; of a native mirror.
+    """
+
+    def __init__(self) -> None:
+        self.docs: Docs = {}
+        self.ends: dict[int, dict[int, dict[bytes, tuple[object, ...]]]] = {}
+
+
+class StateDisk(MemoryState):
+    """The library's state, with a judge of what is written into it.
+
+    Attributes:
+        ring: by vBucket, what was ever written into it and not cut: (seqno, key).
+    """
+
+    def __init__(self, points: Points, judge: Callable[[int, Any], None]) -> None:
+        super().__init__()
+        self.ring: dict[int, set[tuple[int, bytes]]] = {}
+        self._points = points
+        self._judge = judge
+
+    def commit(
+        self,
+        saved: Mapping[int, Any],
+        ring: Sequence[Any],
+        trims: Mapping[int, int],
+        cuts: Mapping[int, int],
+    ) -> None:
+        """See `StateStore.commit`."""
+        self._points.point()
+        for vbucket, one in saved.items():
+            self._judge(vbucket, one)
+        for vbucket, seqno in cuts.items():
+            kept = {entry for entry in self.ring.get(vbucket, ()) if entry[0] <= seqno}
+            self.ring[vbucket] = kept
+        for chunk in ring:
+            self.ring.setdefault(chunk.vbucket, set()).update(chunk.entries)
+        super().commit(saved, ring, trims, cuts)
+        self._points.point()
+
+    def forget(self, vbuckets: Iterable[int]) -> None:
+        """See `StateStore.forget`."""
+        numbers = list(vbuckets)
+        self._points.point()
+        for number in numbers:
+            self.ring.pop(number, None)
+        super().forget(numbers)
+        self._points.point()
+
+
+class Mirror(Handler):
+    """See the module docstring; one life of the program.
+
+    Attributes:
+        docs: as the program sees them.
+        undone, back: how often a key was undone, a vBucket was rolled back.
+        owed: by vBucket, keys that are to be undone before anything else happens there.
+    """
+
+    def __init__(self, kind: str, disk: MirrorDisk, state: StateDisk, points: Points) -> None:
+        self.kind = kind
+        self.native_rollback = kind == NATIVE
+        self.docs: Docs = {number: dict(docs) for number, docs in disk.docs.items()}
+        self.undone = self.back = 0
+        self._disk = disk
+        self._state = state
+        self._points = points
+        self._target: dict[int, int] = {}
+        self.on_change: Callable[[Any], None] = lambda change: None
+        if kind == WHEN_ASKED:
+            self.durable = self._write_all
+
+    # --- the program's disk -----------------------------------------------------------------------
+
+    def _write(self, number: int) -> None:
+        self._points.point()
+        self._disk.docs[number] = dict(self.docs.get(number, {}))
+        self._points.point()
+
+    def _write_all(self) -> None:
+        for number in self.docs:
+            self._write(number)
+
+    # --- what it is told --------------------------------------------------------------------------
+
+    def mutation(self, change: Any) -> None:
+        """See `Handler`."""
+        self._take(change)
+        self.docs.setdefault(change.vbucket, {})[change.key] = told(change)
+        if self.kind == AT_ONCE:
+            self._write(change.vbucket)
+
+    def deletion(self, change: Any) -> None:
+        """See `Handler`."""
+        self._take(change)
+        self.docs.setdefault(change.vbucket, {}).pop(change.key, None)
+        if self.kind == AT_ONCE:
+            self._write(change.vbucket)
+
+    def _take(self, change: Any) -> None:
+        self._target.pop(change.vbucket, None)
+        self.on_change(change)
+        known = self._state.ring_after(change.vbucket, change.seqno - 1)
+        if not self.native_rollback and (change.seqno, change.key) not in known:
+            complain(f"{change} is handed over, and is not in the ring: {known[:3]}")
+
+    def snapshot_end(self, vbucket: int, end: int) -> None:
+        """See `Handler`."""
+        if self.kind == NATIVE:
+            self._disk.ends.setdefault(vbucket, {})[end] = dict(self.docs.get(vbucket, {}))
+        if self.kind in (AT_ENDS, NATIVE):
+            self._write(vbucket)
+
+    def rollback(self, vbucket: int, seqno: int) -> bool:
+        """See `Handler`."""
+        self._points.point()
+        self._target[vbucket] = seqno
+        if not seqno:
+            self.back += bool(self.docs.get(vbucket))
+            self.docs[vbucket] = {}
+            self._disk.ends.pop(vbucket, None)
+            self._write(vbucket)
+            return self.kind == NATIVE
+        if self.kind != NATIVE:
+            self.back += 1
+            return False
+        ends = self._disk.ends.get(vbucket, {})
+        if seqno not in ends:
+            return False
+        self.back += any(end > seqno for end in ends)
+        self.docs[vbucket] = dict(ends[seqno])
+        self._disk.ends[vbucket] = {end: docs for end, docs in ends.items() if end <= seqno}
+        self._write(vbucket)
+        return True
+
+    def undo(self, vbucket: int, key: bytes, document: Any) -> None:
+        """See `Handler`."""
+        self._points.point()
+        above = self._target.get(vbucket)
+        received = self._state.ring.get(vbucket, set())
+        if above is not None and not any(s > above and k == key for s, k in received):
+            complain(f"vBucket {vbucket}: {key!r} is undone above {above}, which never came")
+        self.undone += 1
+        if document is None:
+            self.docs.setdefault(vbucket, {}).pop(key, None)
+        else:
+            self.docs.setdefault(vbucket, {})[key] = told(document)
+        self._write(vbucket)
+
+
+# --- replica client -------------------------------------------------------------------------------
+
 
 _TURN_S = 0.05
 _BACK_S = 0.1
@@ -27,7 +229,7 @@ _IDLE_S = 0.002
 WHOLE_LOG = 25
 
 
-class Wire:
+class ProgramWire:
     """The program's end of a connection."""
 
     def __init__(self, program: Program, place: str, profile: Any) -> None:
@@ -63,7 +265,10 @@ class Wire:
 
 
 class Program:
-    """See the module docstring.
+    """The client library in the simulated world: its core over simulated links, with many lives.
+
+    It is driven as `uprmc.client.blocking` drives it. The program may die at every write point of
+    its own (`replica_mirror`); it comes back with what was on its disks.
 
     Attributes:
         points: its write points, of the present life.
@@ -76,7 +281,7 @@ class Program:
 
     def __init__(
         self,
-        cluster: Cluster,
+        net: Net,
         histories: Histories,
         kind: str,
         *,
@@ -94,13 +299,13 @@ class Program:
         self.undone = self.back = self.changes = 0
         self.points = Points()
         self._death = death
-        self._cluster = cluster
-        self._world = cluster.world
+        self._net = net
+        self._world = net.world
         self._histories = histories
         self._ring_items = ring_items
-        self._disk = Disk()
+        self._disk = MirrorDisk()
         self._state = StateDisk(self.points, self._judge_saved)
-        self._wires: list[Wire] = []
+        self._wires: list[ProgramWire] = []
         self._idle_planned = False
         self.core: UprCore | None = None
         self.mirror: Mirror
@@ -108,7 +313,7 @@ class Program:
 
     def node(self, place: str) -> Any:
         """Return a node by its address."""
-        return self._cluster.nodes[place]
+        return self._net.nodes[place]
 
     # --- lives ------------------------------------------------------------------------------------
 
@@ -125,7 +330,7 @@ class Program:
             jitter=self._world.random.random,
             instance=self._instance,
         )
-        places = [address(node.name) for node in self._cluster.nodes.values()]
+        places = [address(node.name) for node in self._net.nodes.values()]
         self.core = UprCore(places, self.mirror, self._state, options)
         self._turn(self.core)
 
@@ -194,7 +399,7 @@ class Program:
 
     def _dial(self, core: UprCore, place: str, now: float) -> None:
         profile = self._world.random.choice((FAST, SLOW_READER, FAR_AWAY))
-        wire = Wire(self, place, FAST if self.calm else profile)
+        wire = ProgramWire(self, place, FAST if self.calm else profile)
         if wire.link is None:
             core.failed(place, NodeUnreachable(f"{place} does not listen"), now)
             return
@@ -202,13 +407,13 @@ class Program:
         self._wires.append(wire)
         wire.send()
 
-    def _look_after(self, wire: Wire) -> None:
+    def _look_after(self, wire: ProgramWire) -> None:
         if wire.session.error is not None:
             self._end(wire, wire.session.error)
         else:
             wire.send()
 
-    def received(self, wire: Wire, data: bytes) -> None:
+    def received(self, wire: ProgramWire, data: bytes) -> None:
         """Bytes have come."""
         core = self.core
         if core is None:
@@ -232,14 +437,14 @@ class Program:
         if core is not None:
             self._guarded(lambda: self._drive(core.idle()))
 
-    def lost(self, wire: Wire, error: ClientError) -> None:
+    def lost(self, wire: ProgramWire, error: ClientError) -> None:
         """A connection is gone."""
         if wire in self._wires:
             self._wires.remove(wire)
         if self.core is not None and wire.session is not None:
             self.core.lost(wire.session, error, self._world.now)
 
-    def _end(self, wire: Wire, error: ClientError) -> None:
+    def _end(self, wire: ProgramWire, error: ClientError) -> None:
         if not isinstance(error, ConnectionLost | NodeUnavailable):
             complain(f"the library gives up: {type(error).__name__}: {error}")
         wire.over = True
