@@ -393,11 +393,16 @@ class BranchJudge:
         self.current: dict[int, int] = {}
         self._generation_of: dict[tuple[int, int], int] = {}
         self._high: dict[int, tuple[int, int]] = {}
+        self._shown: dict[int, tuple[Any, int]] = {}  # nothing has changed since
 
     def look(self, vbuckets: Iterable[Any]) -> None:
         """Look at every vBucket of a running node; call it after each step."""
         for vbucket in vbuckets:
             number, log = vbucket.id, vbucket.failover_log
+            shown = (log, vbucket.high_seqno)
+            if self._shown.get(number) == shown:
+                continue
+            self._shown[number] = shown
             seqnos = [entry.seqno for entry in log]
             if seqnos != sorted(seqnos, reverse=True):
                 complain(f"vBucket {number}: seqnos of the failover log rise: {log}")
@@ -419,6 +424,7 @@ class BranchJudge:
     def life_begins(self) -> None:
         """Forget how high seqnos were: what was not on disk is gone."""
         self._high.clear()
+        self._shown.clear()
 
     def generation(self, number: int, uuid: int) -> int | None:
         """Return which generation a branch belongs to."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 
 from tests.sim.faults import Faults
@@ -64,6 +64,11 @@ _SHIPS = ("accepted", "accepted", "persisted")
 FAULTS = {"cut_s": 0.5, "crash_s": 3.0, "power_s": 6.0, "stop_s": 5.0, "full_s": 3.0}
 
 
+@cache
+def _name(source: int, target: int) -> str:
+    return f"{source}to{target}"
+
+
 class Route(NamedTuple):
     """A link that there is to be.
 
@@ -85,7 +90,7 @@ class Route(NamedTuple):
     @property
     def name(self) -> str:
         """Return the name of the link."""
-        return f"{self.source}to{self.target}"
+        return _name(self.source, self.target)
 
     @property
     def options(self) -> dict[str, str]:
@@ -297,6 +302,7 @@ class LinksRun(Run):
         self.working = False
         self.writing = False
         self._values = 0
+        self._changes = 0  # of all books
         self._absent = {route.name for route in plan.routes}
         #: Links that were said to be made: node and name. Power loss may take them away.
         self._made: set[tuple[str, str]] = set()
@@ -618,16 +624,15 @@ class LinksRun(Run):
     # --- looking ----------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        changed = False
         for site in self.sites:
             for node in site.nodes:
                 if node.serving:
-                    changed = self._look_at(site, node) or changed
+                    self._changes += self._look_at(site, node)
         for route in self.plan.routes:
             targets = self.sites[route.target].nodes
             for node in self.sites[route.source].nodes:
                 if node.serving:
-                    self.arrivals.look(node, route, targets)
+                    self.arrivals.look(node, route, targets, self._changes)
 
     def _look_at(self, site: Site, node: Node) -> bool:
         changed = False

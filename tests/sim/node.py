@@ -53,8 +53,10 @@ _TICK_S = 0.1
 #: How long a worker takes, and its answer, each at most.
 _WORK_MAX_S = 0.02
 
-#: Every so many steps a node among others checks itself.
+#: Every so many steps a node among others checks itself; whole tables only where something has
+#: changed, or after so many times.
 _CHECK_EVERY = 7
+_UNCHECKED_MAX = 50
 
 #: The local document that says that everything was written before the end.
 _CLEAN_MARK = b"uprmc/clean"
@@ -192,7 +194,8 @@ class Node:
         self._work: DiskWork
         self._pool: WorldPool
         self._paging = False
-        self._steps = 0
+        self._steps = self._unchecked = 0
+        self._checked: tuple[object, ...] = ()
         net.nodes[address(name)] = self
         DRIVER_LOG.forget()
         world.watchers.append(self.check)
@@ -619,10 +622,19 @@ class Node:
         if not self.up or not (self._alone or self._steps % _CHECK_EVERY == 0):
             return
         self._check_room()
-        vbuckets = self.bucket.vbuckets.values()
-        for vbucket in vbuckets:
-            vbucket.check()
-        self._memory.look(vbuckets, self.bucket.account.used)
+        bucket = self.bucket
+        vbuckets = bucket.vbuckets.values()
+        shown = (
+            self.life,
+            bucket.account.used,
+            *((v.high_seqno, v.persisted_seqno, v.queue.live, v.rewinding) for v in vbuckets),
+        )
+        if shown != self._checked or self._unchecked >= _UNCHECKED_MAX:
+            self._checked, self._unchecked = shown, 0
+            for vbucket in vbuckets:
+                vbucket.check()
+            self._memory.look(vbuckets, bucket.account.used)
+        self._unchecked += 1
         self.branches.look(vbuckets)
 
     def _check_room(self) -> None:

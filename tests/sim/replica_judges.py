@@ -163,6 +163,7 @@ class TermJudge:
     def __init__(self) -> None:
         self.promotions = self.deposed = 0
         self._seen: dict[tuple[str, int], _Seen] = {}
+        self._judged: dict[tuple[str, int], tuple[object, ...]] = {}  # nothing has changed since
         self._told: dict[tuple[str, int], int] = {}
         self._branches: set[tuple[int, int]] = set()
         self._began: dict[tuple[int, int], int] = {}
@@ -172,6 +173,7 @@ class TermJudge:
         for each in [key for key in self._seen if key[0] == name]:
             del self._seen[each]
             self._told.pop(each, None)
+            self._judged.pop(each, None)
         for vbucket in found:
             header = stored.get(vbucket.id, (None, None))[0]
             if header is not None and (vbucket.term, vbucket.known_term) != (
@@ -189,12 +191,17 @@ class TermJudge:
         if seen is not None and seen.term < term:
             self.deposed += (name, number) not in self._told
             self._told[name, number] = term
+            self._judged.pop((name, number), None)
 
     def look(self, name: str, vbuckets: Iterable[Any]) -> None:
         """Judge what a node has now."""
         for vbucket in vbuckets:
-            number, state = vbucket.id, int(vbucket.state)
-            now = _Seen(vbucket.term, vbucket.known_term, state == codec.ACTIVE)
+            number, state = vbucket.id, vbucket.state
+            shown = (state, vbucket.term, vbucket.known_term, vbucket.failover_log)
+            if self._judged.get((name, number)) == shown:
+                continue
+            self._judged[name, number] = shown
+            now = _Seen(vbucket.term, vbucket.known_term, int(state) == codec.ACTIVE)
             before = self._seen.get((name, number))
             if before is not None and before != now:
                 self._changed(name, vbucket, before, now)

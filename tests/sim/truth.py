@@ -488,6 +488,8 @@ class NodeTruth(Truth):
             for vbucket in vbuckets:
                 seen.add(vbucket.id)
                 self._look_at(vbucket)
+        if len(seen) == len(self.looks):
+            return
         for number, looks in self.looks.items():
             if number not in seen and looks[-1].state:
                 looks.append(Look(self.step, 0, (), 0, 0, 0))

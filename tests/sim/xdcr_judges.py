@@ -332,11 +332,16 @@ class ArrivalJudge:
         self._truth = truth
         self._seen: dict[tuple[str, str, int], tuple[object, int]] = {}
         self._level: dict[tuple[str, str, int], tuple[object, int, int]] = {}
+        self._shown: dict[tuple[str, str], object] = {}  # all of it is judged
 
-    def look(self, node: Any, route: Route, targets: Iterable[Any]) -> None:
-        """Look at the streams of a link of a node."""
+    def look(self, node: Any, route: Route, targets: Iterable[Any], changes: int) -> None:
+        """Look at the streams of a link of a node; `changes` counts those of all books."""
         link = node.xdcr.by_name.get(route.name)
         if link is None:
+            return
+        streams = [(each, each.through.seqno) for each in link.shipments.values()]
+        shown = link, changes, streams
+        if self._shown.get((node.name, route.name)) == shown:
             return
         for number, shipment in link.shipments.items():
             through = shipment.through.seqno
@@ -357,11 +362,12 @@ class ArrivalJudge:
                 if start < through:  # where its source loses the rest it goes on from there
                     self._judge(node, route, target, number, Place(start, Bounds(start, start)))
 
-        if link.state == "running" and not link.progress.changes_left:
-            self._judge_level(node, link, route, targets)
+        if self._judge_level(node, link, route, targets):
+            self._shown[node.name, route.name] = shown
 
-    def _judge_level(self, node: Any, link: Any, route: Route, targets: Iterable[Any]) -> None:
-        """A link that runs and has nothing left has brought everything."""
+    def _judge_level(self, node: Any, link: Any, route: Route, targets: Iterable[Any]) -> bool:
+        """A link that runs and has nothing left has brought everything; says whether it has."""
+        is_level: bool | None = None
         for number, vbucket in node.bucket.active.items():
             shipment, place = link.shipments.get(number), (node.name, route.name, number)
             target = shipment and self._target(targets, shipment, number)
@@ -370,9 +376,14 @@ class ArrivalJudge:
             high = vbucket.high_seqno
             seen = shipment, high, self._truth.book(target.name, number).high
             if self._level.get(place) != seen:
+                if is_level is None:
+                    is_level = link.state == "running" and not link.progress.changes_left
+                if not is_level:
+                    return False
                 self._level[place] = seen
                 self.counts["level"] += 1
                 self._judge(node, route, target, number, Place(high, Bounds(high, high)))
+        return True
 
     def _target(self, targets: Iterable[Any], shipment: Any, number: int) -> Any:
         """Return the node that the stream goes to, unless it has lost what it had meanwhile."""
