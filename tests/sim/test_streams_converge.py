@@ -264,9 +264,9 @@ def _newest_version_only(whole: Any, vbucket: Any, start: Any, **rest: Any) -> A
     return whole(vbucket, start, **rest)
 
 
-def _served_only(whole: Any, each: Producer, start: Any, asked: Any) -> Any:
-    producer.locate(each._hub.bucket, start.vbucket, asked.request.flags)
-    return whole(each, start, asked)
+def _served_only(whole: Any, each: Producer, start: Any) -> Any:
+    producer.locate(each._hub.bucket, start.vbucket, start.request.flags)
+    return whole(each, start)
 
 
 _NO_ROLLBACK = swap(admission, "rollback_point", lambda *_, **__: None)
