@@ -130,9 +130,7 @@ def _command(random: Random) -> bytes:
         (
             codec.frame(0x0A),
             codec.frame(0x0B),
-            codec.frame(
-                0x10, key=random.choice((b"", b"tap", b"tapagg _", b"tap-vbtakeover 1 x"))
-            ),
+            codec.frame(0x10, key=random.choice((b"", b"tap", b"tapagg _", b"tap-vbtakeover 1 x"))),
             codec.frame(0x1F, key=b"fuzz", value=codec.hello_value([3, 4])),
             codec.frame(0x20),
             codec.frame(0x00, key=b"k1"),

@@ -233,7 +233,7 @@ class Connection:
         self._lost()
 
 
-# --- upr kinds ------------------------------------------------------------------------------------
+# --- kinds ----------------------------------------------------------------------------------------
 # What kinds of consumers there are: what they use, how slow, moody and forgetful they are.
 #
 # Source: the consumers of seed 000 (replicas, indexers, backup, others) and the eras of the UPR
@@ -340,7 +340,7 @@ LATEST = Kind("latest", Manners(buffer_bytes=2_000, profile=FAR_AWAY), latest=Tr
 KINDS = (PLAIN, ROUNDS, NARROW, SLOW, MOODY, RARE, VERSED, BARRED, MODERN, LATEST)
 
 
-# --- upr consumer ---------------------------------------------------------------------------------
+# --- consumers ------------------------------------------------------------------------------------
 
 
 _RETRY_S = 0.05

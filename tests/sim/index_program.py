@@ -100,7 +100,7 @@ class AddUp:
 
 
 class Desk:
-    """What the library hands on, until it is applied: `upr_handler.Updates`."""
+    """What the library hands on, until it is applied: `Updates`."""
 
     def __init__(self, program: IndexProgram, store: IndexStore) -> None:
         self.store = store

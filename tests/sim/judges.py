@@ -17,7 +17,7 @@ from tests.sim import codec
 from tests.sim.codec import Frame
 from tests.sim.world import EPOCH_S, World
 
-# --- history --------------------------------------------------------------------------------------
+# --- what clients did -----------------------------------------------------------------------------
 # What clients did and what they were told, in the order in which it happened.
 #
 # Every operation has the place of its invocation and of its end in one count of events: that order

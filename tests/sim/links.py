@@ -834,7 +834,8 @@ class LinksRun(Run):
             )
         self.exempt.look_back()
         self.final.judge({site.number: partial(self._book, site.number) for site in self.sites})
-        if self.plan.faults == type(self.plan.faults)() and not self.plan.operating:
+        in_peace = self.plan.faults == Faults() and not self.plan.operating
+        if in_peace and all(node.life == 1 for node in self.nodes):
             accepted = sum(len(versions) for versions in self.truth.known.values())
             judge_hops(self.plan, self._sent(), accepted)
 

@@ -218,7 +218,7 @@ class Mirror(Handler):
         self._write(vbucket)
 
 
-# --- replica client -------------------------------------------------------------------------------
+# --- programs -------------------------------------------------------------------------------------
 
 
 _TURN_S = 0.05
@@ -268,7 +268,7 @@ class Program:
     """The client library in the simulated world: its core over simulated links, with many lives.
 
     It is driven as `uprmc.client.blocking` drives it. The program may die at every write point of
-    its own (`replica_mirror`); it comes back with what was on its disks.
+    its own; it comes back with what was on its disks.
 
     Attributes:
         points: its write points, of the present life.

@@ -1,6 +1,6 @@
 """Judges of replicas: what a command answered is true, and everybody ends equal.
 
-They share no code with `uprmc`. What each node holds at every moment is judged in `replica_truth`.
+They share no code with `uprmc`. What each node holds at every moment is judged in `truth`.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _told(record: Record) -> Record | tuple[object, ...]:
     return (record.key, record.cas, record.seqno, record.rev, record.life, record.expiry)
 
 
-# --- replica terms --------------------------------------------------------------------------------
+# --- terms ----------------------------------------------------------------------------------------
 
 
 _TERMS = 0x5501

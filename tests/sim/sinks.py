@@ -136,7 +136,7 @@ def of_topic(partitions: Iterable[Iterable[Record]]) -> Docs:
     return found
 
 
-# --- sink targets ---------------------------------------------------------------------------------
+# --- targets --------------------------------------------------------------------------------------
 
 
 _ROTATE_BYTES = 4_000
@@ -357,11 +357,11 @@ TARGETS: dict[str, type[Target]] = {
 }
 
 
-# --- sink program ---------------------------------------------------------------------------------
+# --- programs -------------------------------------------------------------------------------------
 
 
 class SinkProgram(Program):
-    """A program whose handler is a ready-made sink, with many lives; see `replica_client`.
+    """A program whose handler is a ready-made sink, with many lives; see `program`.
 
     A judge looks at what a reader has at the beginning of each life, where positions say what it
     must be, and at the end, where it is what the active nodes have.

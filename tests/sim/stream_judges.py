@@ -89,11 +89,11 @@ class Copy:
         return copy
 
 
-# --- upr judges -----------------------------------------------------------------------------------
+# --- judges ---------------------------------------------------------------------------------------
 # Judges of streams: what a consumer is told is held against what is true.
 #
 # They share no code with `uprmc`; the rules are those of the UPR reference (named where they are
-# applied), the truth is `upr_truth`. A consumer calls them with what it gets.
+# applied), the truth is `truth`. A consumer calls them with what it gets.
 
 
 Decision = tuple[int, int]

@@ -152,7 +152,7 @@ def _drawn(world: World, flags: int, acks: bool) -> TapKind:
     )
 
 
-# --- tap copy -------------------------------------------------------------------------------------
+# --- what a client holds --------------------------------------------------------------------------
 
 
 class Doc(NamedTuple):
@@ -249,7 +249,7 @@ class TapCopy:
         self.closed, self.open = number, 0
 
 
-# --- tap connection -------------------------------------------------------------------------------
+# --- connections ----------------------------------------------------------------------------------
 
 
 #: How often it may let answers pile up further before it gives them all.
@@ -421,7 +421,7 @@ class Errand:
         self.over = True
 
 
-# --- tap consumer ---------------------------------------------------------------------------------
+# --- clients --------------------------------------------------------------------------------------
 
 
 #: So long a client stays away that has lost its connection, or has its dump.
@@ -798,7 +798,7 @@ class TapConsumer:
             self._errand.leave()
 
 
-# --- tap taker ------------------------------------------------------------------------------------
+# --- takers ---------------------------------------------------------------------------------------
 
 
 _FLAGS = tap.SUPPORT_ACK | tap.CHECKPOINT | tap.BYTE_ORDER

@@ -1,7 +1,7 @@
 """Judges of TAP streams: rules of the conversation, and whether what is told ever was so.
 
 They share no code with `uprmc`; the rules are those of the TAP reference, the truth is
-`replica_truth`. A client calls them with every message, and with every answer that it sends.
+`truth`. A client calls them with every message, and with every answer that it sends.
 """
 
 from __future__ import annotations

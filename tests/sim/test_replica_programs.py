@@ -1,7 +1,7 @@
 """Programs that use the client library, step by step: rollbacks, hand-overs, deaths at any point.
 
 Every change they get, every position they write down and every key they undo is judged on the way
-(`replica_client`, `replica_mirror`); at the end they hold what the active node holds.
+(`program`); at the end they hold what the active node holds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Replicas, failovers and hand-overs step by step: what must come of each story.
 
-What every node holds at each moment is judged all the while (`replica_truth`).
+What every node holds at each moment is judged all the while (`truth`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whatever goes wrong with nodes and sinks, the reader of a sink ends with the documents.
 
 Where positions are kept with the data, what is there is what they say after each death, too, and
-nothing comes twice. Judges and readers share no code with `uprmc` (`sink_readers`).
+nothing comes twice. Judges and readers share no code with `uprmc` (`sinks`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Whatever goes wrong, every consumer of streams ends equal to the node.
 
-Judges look at every frame (`upr_judges`) and after every step (`upr_truth`); a seed that fails says
+Judges look at every frame (`stream_judges`) and after every step (`truth`); a seed that fails says
 how to run it again.
 """
 
@@ -47,7 +47,7 @@ pytestmark = pytest.mark.sim
     "D02", "D13", "D28", "D33", "D40", "D41", "D42", "D43", "P01", "P03", "P08", "P13", "P14"
 )
 def test_every_consumer_ends_equal_to_the_node(seed: int) -> None:
-    """Random guests, random faults; see `upr_plan`."""
+    """Random guests, random faults; see `plan`."""
     STREAMS.story(seed)
 
 

@@ -56,7 +56,7 @@ pytestmark = pytest.mark.sim
 @pytest.mark.parametrize("seed", seeds(default=10))
 @pytest.mark.acceptance("D01", "D56")
 def test_every_tap_client_ends_equal_to_its_node(seed: int) -> None:
-    """Random kinds, topologies, faults, failovers, hand-overs; see `tap_plan`."""
+    """Random kinds, topologies, faults, failovers, hand-overs; see `plan`."""
     TAP.story(seed)
 
 

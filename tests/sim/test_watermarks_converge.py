@@ -1,6 +1,6 @@
 """Whatever goes wrong, no registered client misses a deletion, and no purge runs ahead of anybody.
 
-Judges look after every step (`watermark_judges`, `replica_truth`), at every answer, and at rest; a
+Judges look after every step (`watermark_judges`, `truth`), at every answer, and at rest; a
 seed that fails says how to run it again.
 """
 
@@ -39,7 +39,7 @@ pytestmark = pytest.mark.sim
 @pytest.mark.parametrize("seed", seeds(default=3))
 @pytest.mark.acceptance("X05", "X21", "X22", "X23", "X24", "X25", "X26")
 def test_no_registered_client_misses_a_deletion_whatever_goes_wrong(seed: int) -> None:
-    """Random topologies, faults, failovers, hand-overs, clients; see `watermark_plan`."""
+    """Random topologies, faults, failovers, hand-overs, clients; see `plan`."""
     WATERMARKS.random(seed)
 
 

@@ -1,6 +1,6 @@
 """Whatever goes wrong with clusters and the links between them, all end with what the table says.
 
-Judges look after every step (`xdcr_judges.ArrivalJudge`, `xdcr_truth`), and at rest; a seed that
+Judges look after every step (`xdcr_judges.ArrivalJudge`, `xdcr_judges`), and at rest; a seed that
 fails says how to run it again.
 """
 
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.sim
 @pytest.mark.parametrize("seed", seeds(default=4))
 @pytest.mark.acceptance("X02", "X06", "X26", "X27", "C01", "C07", "C09", "C12", "C14")
 def test_clusters_end_with_what_the_table_says_whatever_goes_wrong(seed: int) -> None:
-    """Random topologies, faults, failovers, restored copies, filters, clocks; see `xdcr_plan`."""
+    """Random topologies, faults, failovers, restored copies, filters, clocks; see `links`."""
     LINKS.story(seed)
 
 

@@ -276,7 +276,7 @@ class Truth:
         return parent.grown(before.high, max(parent.purged, now.purge))
 
 
-# --- version judges -------------------------------------------------------------------------------
+# --- what versions are called ---------------------------------------------------------------------
 # Judges of what versions are called, over all nodes of a cluster and all their lives.
 #
 # A CAS names one content of one document for ever: whoever compares with it must not meet another.
@@ -316,7 +316,7 @@ def judge_revision(version: Version, before: Version | None, where: str) -> None
         complain(f"{where}: the revision falls from {before} to {version}")
 
 
-# --- replica truth --------------------------------------------------------------------------------
+# --- several nodes --------------------------------------------------------------------------------
 # What really happened in several nodes: one set of histories, and what each node holds of them.
 #
 # A branch of history is named by its vb_uuid, whoever holds it. Only an active vBucket adds to one;
@@ -408,7 +408,7 @@ class Histories:
 
 
 class NodeTruth(Truth):
-    """What one node holds; to consumers of that node the same as `upr_truth.Truth`.
+    """What one node holds; to consumers of that node the same as `Truth`.
 
     Attributes:
         name: the node's.

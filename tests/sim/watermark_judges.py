@@ -5,8 +5,8 @@ when it ends from the lifetime that was granted; what a replica shows, and what 
 read from its table and from its disk. A row is called *sure* while it must be there.
 
 I1: nothing is purged above what a sure row needs. I4: a replica is told of no row, and shows none,
-that is ahead of the last complete snapshot on its own disk. (I2 is `upr_judges.StreamJudge`, I3
-`replica_truth`.) A replica that is promoted goes on with the rows that it was told, and with their
+that is ahead of the last complete snapshot on its own disk. (I2 is `StreamJudge`, I3
+`truth`.) A replica that is promoted goes on with the rows that it was told, and with their
 floors.
 
 Source: `reference/systems.md` a.1 to a.7; rows X05, X16, X18, X21, X25.

@@ -3,6 +3,13 @@
 Everything random in a run comes from `World.random`, every time from `World.now`, and whatever
 happens is an event in its queue. So a run is a function of its seed, and the log of two runs with
 one seed is the same, which is itself a test.
+
+An actor is an object that is made with the world and plans its next thought with `World.after`. It
+speaks to nodes through a `net.Link`, as `writer.Commander` does; a process with lives, clock and
+disk of its own is a `node.Node` in a `net.Net`, which delays, cuts and parts. What it does is drawn
+from `World.random` and sent over wires, and what it is answered goes to a judge first. The run
+makes it in `start`, by the plan; in `heal` it becomes `calm`, in `rest` it is waited for until
+`settled`, in `finish` it is judged and leaves, and it adds to the run's `account`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Those who change things while streams run: writers of documents, and a manager of vBuckets.
 
 Leaner than `client.Client`: their replies are only counted, because whether a change was accepted
-is seen in the vBucket itself (`upr_truth`). One cross-check is made: a place (uuid, seqno) that a
+is seen in the vBucket itself (`truth`). One cross-check is made: a place (uuid, seqno) that a
 reply names must hold that very document there.
 """
 

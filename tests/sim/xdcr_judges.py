@@ -1,6 +1,6 @@
 """Judges of links: what has arrived, what each cluster holds at the end, how much was sent.
 
-They know the clusters and the links that there are to be, and keep to the books of `xdcr_truth`.
+They know the clusters and the links that there are to be, and keep to the books below.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.sim.judges import ACTIVE, Record, complain
 if TYPE_CHECKING:
     from tests.sim.links import Plan, Route
 
-# --- xdcr truth -----------------------------------------------------------------------------------
+# --- what was accepted where ----------------------------------------------------------------------
 # What was accepted where, in all clusters: the books of the judges of links.
 #
 # After each step of the world each node's vBuckets are looked at. A version that came from
@@ -299,7 +299,7 @@ class Truth:
         return any(self.rank(each) > self.rank(version) for each in deleted)
 
 
-# --- xdcr judges ----------------------------------------------------------------------------------
+# --- judges ---------------------------------------------------------------------------------------
 
 
 class Bounds(NamedTuple):

@@ -85,7 +85,7 @@ class SinkContract:
     """Inherit, and define `open` and `documents`.
 
     Attributes:
-        every: a crash is tried at each so many commits; `tests.sim.sink_run` tries all of them.
+        every: a crash is tried at each so many commits; `tests.sim.sinks` tries all of them.
     """
 
     every = 1

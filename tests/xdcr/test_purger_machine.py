@@ -126,9 +126,9 @@ class Machine(RuleBasedStateMachine):
     @rule(apart=st.booleans())
     def part(self, apart: bool) -> None:
         if apart:
-            self.clusters.cluster.part("n0", "n1")
+            self.clusters.net.part("n0", "n1")
         else:
-            self.clusters.cluster.parted.clear()
+            self.clusters.net.parted.clear()
 
     @rule()
     def the_target_loses_power(self) -> None:
