@@ -21,7 +21,6 @@ from interop.conftest import Start
 from interop.server_process import ServerProcess
 from interop.wire import Wire, frame, store
 
-BAD_LINE = b"CLIENT_ERROR bad command line format\r\n"
 MIB_IN_KIB = 1024
 
 
@@ -65,60 +64,11 @@ def test_text_on_a_binary_connection_closes_it(say_and_close: Say) -> None:
     assert rest == b""
 
 
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        pytest.param(frame(w.GET, b"abc", body_length=2), id="key-beyond-the-body"),
-        pytest.param(frame(w.GET, b"abc", extras_length=200), id="extras-beyond-the-body"),
-        pytest.param(frame(w.SET, b"k", body_length=0, key_length=250), id="body-of-nothing"),
-    ],
-)
-def test_lengths_that_disagree_are_refused_and_close(
-    server: ServerProcess, bystander: Wire, request_bytes: bytes
-) -> None:
-    with Wire(server.memcached) as connection:
-        # memcached looks only when it has as much as the key and extras lengths say.
-        refused = connection.ask(request_bytes + bytes(500))
-        assert refused.status == w.UNKNOWN
-        connection.expect_closed()
-
-
-@pytest.mark.parametrize(
-    "request_bytes",
-    [
-        pytest.param(frame(w.GET, b"k" * 251), id="key-of-251"),
-        pytest.param(frame(w.GETKQ, b"k" * 251), id="quiet-key-of-251"),
-        pytest.param(store(w.SET, b"", b"v"), id="empty-key"),
-        pytest.param(frame(w.SET, b"k", b"v"), id="set-without-extras"),
-        pytest.param(frame(w.NOOP, value=b"x"), id="noop-with-a-body"),
-        pytest.param(frame(w.FLUSH, extras=bytes(8)), id="flush-with-8-extras"),
-        pytest.param(frame(w.TOUCH, b"k"), id="touch-without-extras"),
-        pytest.param(frame(w.INCR, b"k", extras=bytes(8)), id="incr-with-8-extras"),
-    ],
-)
-def test_a_wrong_shape_is_invalid_and_closes(
-    server: ServerProcess, bystander: Wire, request_bytes: bytes
-) -> None:
-    with Wire(server.memcached) as connection:
-        refused = connection.ask(request_bytes)
-        assert (refused.status, refused.value) == (w.INVALID, b"Invalid arguments")
-        connection.expect_closed()
-
-
 def test_the_longest_key_a_header_can_announce_closes(say_and_close: Say) -> None:
     # Stock memcached gives up on it without an answer.
     replies, rest = w.split_replies(say_and_close(frame(w.DELETE, b"k" * 0xFFFF) + frame(w.NOOP)))
     assert [reply.status for reply in replies] in ([], [w.INVALID])
     assert rest == b""
-
-
-def test_a_binary_value_over_the_limit_is_refused_and_the_connection_goes_on(
-    server: ServerProcess, bystander: Wire
-) -> None:
-    with Wire(server.memcached) as connection:
-        refused = connection.ask(store(w.SET, b"big", bytes(5 << 20)))
-        assert (refused.status, refused.value) == (w.TOO_LARGE, b"Too large.")
-        assert connection.ask(store(w.SET, b"small", b"v")).status == w.OK
 
 
 def test_a_body_that_announces_two_gigabytes_costs_nothing(
@@ -131,44 +81,6 @@ def test_a_body_that_announces_two_gigabytes_costs_nothing(
             connection.send(head, bytes(1 << 20))
         bystander.talk(b"get mine\r\n", b"VALUE mine 0 4\r\nsafe\r\nEND\r\n")
         assert server.memory_kib() - before < 32 * MIB_IN_KIB
-
-
-@pytest.mark.parametrize(
-    "length",
-    [b"-1", b"99999999999999999999999999", b"2147483647", b"1e3", b"0x10", b""],
-)
-def test_a_length_that_is_no_length_stores_nothing(say_and_close: Say, length: bytes) -> None:
-    answer = say_and_close(b"set k 0 0 " + length + b"\r\nget k\r\n")
-    assert answer in (BAD_LINE + b"END\r\n", b"ERROR\r\nEND\r\n"), answer
-
-
-@pytest.mark.parametrize(
-    ("line", "answer"),
-    [
-        (b"", b"ERROR\r\n"),
-        (b"   ", b"ERROR\r\n"),
-        (b"  get   a   ", b"END\r\n"),
-        (b"get\ta", b"ERROR\r\n"),
-        (b"set a 0 0", b"ERROR\r\n"),
-        (b"incr a", b"ERROR\r\n"),
-        (b"touch a", b"ERROR\r\n"),
-        (b"touch a x", b"CLIENT_ERROR invalid exptime argument\r\n"),
-        (b"flush_all x", b"CLIENT_ERROR invalid exptime argument\r\n"),
-        (b"gat x k", b"CLIENT_ERROR invalid exptime argument\r\n"),
-        (b"delete " + b"k" * 251, BAD_LINE),
-        (b"incr " + b"k" * 251 + b" 1", BAD_LINE),
-        (b"stats nonsense", b"ERROR\r\n"),
-    ],
-)
-def test_a_malformed_line_has_its_answer(say_and_close: Say, line: bytes, answer: bytes) -> None:
-    wanted = answer + b"END\r\n"
-    assert say_and_close(line + b"\r\nget nokey\r\n") == wanted
-
-
-def test_an_expiry_far_outside_of_any_clock_harms_nobody(say_and_close: Say) -> None:
-    for expiry in (b"-99999999999", b"99999999999", b"-2147483648"):
-        answer = say_and_close(b"set k 0 " + expiry + b" 1\r\nv\r\n")
-        assert answer in (b"STORED\r\n", BAD_LINE + b"ERROR\r\n")
 
 
 def test_keys_of_any_bytes_pass_over_the_binary_protocol(
@@ -194,15 +106,6 @@ def test_a_line_without_end_is_closed(
                 start_of_line = b""
         # Stock memcached is silent here; a reason before the close is as good.
         assert len(connection.read_until_closed()) < 200
-
-
-def test_a_get_of_two_thousand_keys_is_one_long_line_that_works(
-    server: ServerProcess, bystander: Wire
-) -> None:
-    keys = [b"key-%d" % number for number in range(2_000)]
-    with Wire(server.memcached) as connection:
-        connection.talk(b"set key-1999 0 0 1\r\nv\r\n", b"STORED\r\n")
-        connection.talk(b"get " + b" ".join(keys) + b"\r\n", b"VALUE key-1999 0 1\r\nv\r\nEND\r\n")
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_kill_9_of_an_example_again_and_again_leaves_nothing_wrong(
 ) -> None:
     writer, random = Writer(), Random(2)
     with run(effect, node) as program:
-        for _ in range(5):
+        for _ in range(3):
             writer.write(node, 3_000)
             effect.use(documents_of(node))
             writer.write(node, 3_000)

@@ -43,7 +43,7 @@ _names = iter(range(1_000_000))
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 def test_the_oracle_says_what_pouchdb_says(pouch: Pouch, data: st.DataObject) -> None:
     documents = data.draw(DATA)
     pouch.ask("open", adapter="memory", path=f"documents-{next(_names)}")
@@ -99,7 +99,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @given(st.data())
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.acceptance("I01", "I08")
 def test_a_node_says_what_pouchdb_says(pouch: Pouch, node: Node, data: st.DataObject) -> None:
     """Also after documents were changed and deleted."""
@@ -152,7 +152,7 @@ function (keys, values, rereduce) {
 @pytest.mark.acceptance("I01", "I13")
 def test_a_reduce_in_javascript_gives_what_pouchdb_gives(pouch: Pouch, node: Node) -> None:
     """With so many rows that it is called again with what it returned."""
-    documents = {f"d{n}": {"n": n % 7, "v": n * 37 % 1_000} for n in range(3_000)}
+    documents = {f"d{n}": {"n": n % 7, "v": n * 37 % 1_000} for n in range(1_000)}
     definition = {
         "v": {"map": "function (doc) { emit([doc.n, doc.v], doc.v); }", "reduce": _REDUCE}
     }
