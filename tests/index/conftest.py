@@ -9,6 +9,7 @@ import pytest
 from twisted.python.threadpool import ThreadPool
 
 from interop.server_process import ServerProcess, start_uprmc
+from tests.index.running import emptied
 
 
 @pytest.fixture
@@ -20,8 +21,21 @@ def pool() -> Iterator[ThreadPool]:
     made.stop()
 
 
+@pytest.fixture(scope="module")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with start_uprmc(tmp_path_factory.mktemp("node"), "--vbuckets", "8") as server:
+        yield server
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[ServerProcess]:
-    """A node with eight vBuckets."""
+def node(shared_node: ServerProcess) -> ServerProcess:
+    """The file's node with eight vBuckets, without documents, designs and registered indexes."""
+    emptied(shared_node)
+    return shared_node
+
+
+@pytest.fixture
+def own_node(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A node with eight vBuckets for a test that stops it."""
     with start_uprmc(tmp_path / "node", "--vbuckets", "8") as server:
         yield server

@@ -12,11 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pymemcache.client.base import Client
+
 from interop import views
 from interop.nursery import popen
 from interop.server_process import ANY_PORT, Address, ServerProcess
 from interop.views import Answer
 from interop.waiting import wait_until
+from tests.system.support import stats
+from uprmc.client.forgetting import forget
 from uprmc.client.kv import KvClient
 
 BY_CITY = {
@@ -102,6 +106,20 @@ def store(server: ServerProcess, documents: Mapping[bytes, bytes]) -> None:
 def delete(server: ServerProcess, keys: Iterable[bytes]) -> None:
     with KvClient(str(server.upr)) as kv:
         kv.delete_many(list(keys))
+
+
+def emptied(node: ServerProcess) -> None:
+    """Take documents, designs and registrations of indexes from a node that tests share."""
+    assert node.views is not None
+    views = Views(node.views)
+    for row in views.ask("GET", "/_design").body["rows"]:
+        assert views.ask("DELETE", f"/{row['id']}").status == 200
+    rows = {name.split(":")[1] for name in stats(node.upr, "watermarks") if ":row_index-" in name}
+    for name in rows:
+        forget([str(node.upr)], name.removeprefix("row_"))
+    client = Client((node.memcached.host, node.memcached.port))
+    client.flush_all(noreply=False)
+    client.close()
 
 
 class IndexServer:

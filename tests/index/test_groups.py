@@ -5,9 +5,6 @@ Source: systems reference c.4 to c.6; contracts section 4; rows I01 to I06, I18 
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +15,7 @@ import pytest
 from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
 from interop.wire import Wire, frame
-from tests.index.running import BY_CITY, Views, cities, delete, index_server, store
+from tests.index.running import BY_CITY, Views, cities, index_server, store
 
 STOP_PERSISTENCE = 0x80
 OK = 0
@@ -27,50 +24,6 @@ OK = 0
 def views_of(server: ServerProcess) -> Views:
     assert server.views is not None
     return Views(server.views)
-
-
-@pytest.mark.acceptance("I01")
-@pytest.mark.acceptance("I03")
-def test_a_view_shows_all_documents_and_what_becomes_of_them(node: ServerProcess) -> None:
-    views = views_of(node)
-    store(node, cities(range(100)))
-    views.put("d", BY_CITY)
-    assert views.count() == 100
-    assert views.info()["state"] == "ready"
-    store(node, cities(range(50, 60), city="elsewhere"))
-    delete(node, [b"k1", b"k2"])
-    assert views.count() == 98
-    assert views.ids(key='"elsewhere"') == [f"k{n}" for n in range(50, 60)]
-    assert sum(views.info()["seqnos"].values()) == 112
-
-
-@pytest.mark.acceptance("I02")
-def test_nothing_is_mapped_when_nothing_has_changed(node: ServerProcess) -> None:
-    views = views_of(node)
-    store(node, cities(range(20)))
-    views.put("d", BY_CITY)
-    assert views.count() == 20
-    before = views.info()["map_calls"]
-    assert [views.count() for _ in range(3)] == [20] * 3
-    views.put("d", BY_CITY)
-    assert views.count() == 20
-    assert views.info()["map_calls"] == before == 20
-
-
-@pytest.mark.acceptance("D16")
-def test_many_that_want_it_fresh_share_a_run(node: ServerProcess) -> None:
-    views = views_of(node)
-    views.put("d", BY_CITY)
-    assert views.count() == 0
-    before = views.info()["freshness_runs"]
-
-    def write_and_ask(number: int) -> bool:
-        store(node, cities([number]))
-        return f"k{number}" in views.ids()
-
-    with ThreadPoolExecutor(16) as pool:
-        assert all(pool.map(write_and_ask, range(50)))
-    assert views.info()["freshness_runs"] - before <= 50
 
 
 def test_an_index_goes_on_after_a_stop_and_after_a_kill(
@@ -169,42 +122,6 @@ def test_without_such_a_header_only_the_vbuckets_concerned_are_indexed_again(
         assert 0 < info["map_calls"] < 40  # those of one vBucket of eight
 
 
-@pytest.mark.acceptance("I26")
-@pytest.mark.acceptance("I27")
-def test_a_version_is_waited_for_or_said_to_be_lost(node: ServerProcess) -> None:
-    views = views_of(node)
-    store(node, cities(range(10)))
-    views.put("d", BY_CITY)
-    assert views.count() == 10
-    info = views.info()
-    vbucket = next(vb for vb, seqno in info["seqnos"].items() if seqno)
-    uuid, seqno = info["partition_versions"][vbucket][0][0], info["seqnos"][vbucket]
-    assert views.count(stale="ok", at=f"{vbucket}:{uuid}:{seqno}") == 10
-    refused = views.query(stale="ok", at=f"{vbucket}:{uuid}:{seqno + 1}", connection_timeout=300)
-    assert (refused.status, refused.body["error"]) == (504, "timeout")
-    lost = views.query(stale="ok", at=f"{vbucket}:12345:{seqno}")
-    assert lost.status == 409
-    assert lost.body["error"] == "version_lost"
-    assert (str(lost.body["vbucket"]), lost.body["vb_uuid"]) == (vbucket, "12345")
-    assert views.query(stale="ok", at=f"9:{uuid}:1").status == 400
-
-
-def test_a_changed_design_is_built_beside_the_old_one_and_can_be_undone(
-    node: ServerProcess,
-) -> None:
-    views = views_of(node)
-    store(node, cities(range(50)))
-    views.put("d", BY_CITY)
-    assert views.count() == 50
-    changed = {"views": {"by_city": {"map": {"emit": [{"key": "$.n"}]}}}}
-    views.put("d", changed)
-    views.until("the new one answers", lambda info: info["rows"] and _keys(views) == list(range(3)))
-    assert views.ask("POST", "/_design/d/_undo").status == 200
-    wait_until(lambda: _keys(views) != list(range(3)))
-    assert views.count() == 50
-    assert views.info()["map_calls"] == 0
-
-
 def test_queries_that_wait_while_definitions_change_are_answered_by_the_next_one(
     node: ServerProcess,
 ) -> None:
@@ -261,21 +178,6 @@ def test_a_deleted_design_leaves_no_file_and_no_registration(
         assert server.views.query().status == 404
         assert not any((tmp_path / "index").glob("*.design"))
         assert not _registered(node)
-
-
-def test_the_node_serves_on_when_its_index_is_killed(node: ServerProcess) -> None:
-    views = views_of(node)
-    store(node, cities(range(10)))
-    views.put("d", BY_CITY)
-    assert views.count() == 10
-    os.kill(_pid_of_index(node), signal.SIGKILL)
-    store(node, cities(range(10, 20)))
-    assert views.count() == 20
-
-
-def _pid_of_index(node: ServerProcess) -> int:
-    (found,) = re.findall(r"index\.started .*?pid=(\d+)", node.log())
-    return int(found)
 
 
 def persisted(node: ServerProcess) -> bool:

@@ -331,7 +331,7 @@ def test_a_client_that_goes_away_while_the_map_is_fetched_is_forgotten(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         cluster = Cluster(loop, pool)
-        cluster.scatter.all.nodes = (f"127.0.0.1:{deaf.getsockname()[1]}", *cluster.places)
+        cluster.scatter.nodes = (f"127.0.0.1:{deaf.getsockname()[1]}", *cluster.places)
         cluster.scatter._designs.put(("d", False), cluster.group(0).design)
         client = loop.client(cluster.merger)
         client.socket.send(b"GET /default/_design/d/_view/rows HTTP/1.0\r\n\r\n")

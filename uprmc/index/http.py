@@ -70,10 +70,6 @@ from uprmc.web import KnownHosts, LimitedChannel, LimitedRequest, LimitedSite, l
 # What there is by path and method: designs, their indexes, metrics.
 
 
-# --- view page ------------------------------------------------------------------------------------
-# A query as it is served: options read, a snapshot waited for, rows sent as they are read.
-
-
 #: Options of more than this are read by a thread: they may hold many keys.
 _AT_ONCE_BYTES = 2 * 1024
 
@@ -89,8 +85,75 @@ _ATTEMPTS = 3
 _LOG = logging.getLogger("uprmc.index")
 
 
-class ViewPage:
-    """Queries; see `pages.Pages` for the arguments."""
+def within(memory: Holding, bodies: Sequence[bytes | Lost | None]) -> Sequence[bytes | Lost | None]:
+    """Return documents as far as there is memory for them, in place of those that were before."""
+    size, found = ANSWER_BYTES, list(bodies)
+    for place, body in enumerate(found):
+        if isinstance(body, bytes):
+            if memory.set(size + _DOCUMENT_COPIES * len(body)):
+                size += _DOCUMENT_COPIES * len(body)
+            else:
+                found[place] = Lost("answers hold too much memory (index.request_memory)")
+    memory.set(size)
+    return found
+
+
+def _view_of(design: Design, name: str) -> int:
+    view_index = design.view_index(name)
+    if view_index is None:
+        raise not_found(f"design {design.name!r} has no view {name!r}")
+    return view_index
+
+
+def _wants_new(it: HttpRequest) -> bool:
+    """Whether a request may be for the index that is being built; its options are not read yet."""
+    return ("rev", "new") in it.options or b'"rev"' in it.body
+
+
+def _of_merger(it: HttpRequest) -> bool:
+    """Whether a request names the vBuckets itself: it is for this node alone."""
+    return any(name == "partitions" for name, _ in it.options) or b'"partitions"' in it.body
+
+
+def traceback_of(failure: Failure) -> Any:
+    """Return what a log needs of an exception."""
+    return type(failure.value), failure.value, failure.getTracebackObject()
+
+
+_JSON = b"application/json"
+_TIMEOUT = "connection_timeout"
+
+
+class Reply(NamedTuple):
+    """An answer that is there in one piece."""
+
+    status: int
+    body: bytes
+    content_type: bytes = _JSON
+
+
+def json_reply(status: int, value: object) -> Reply:
+    """Return an answer of anything that JSON can say."""
+    return Reply(status, well_formed(json.dumps(value, default=str).encode()) + b"\n")
+
+
+#: Handles a request; ``None`` = the answer is under way already.
+_NO_PAGE = f"there is no such page; designs are at {DESIGNS}/NAME"
+
+_Handler = Callable[[Request, HttpRequest], Awaitable[Reply | None]]
+
+
+class IndexPages:
+    """What there is by path and method.
+
+    Args:
+        service: all designs.
+        settings: limits.
+        reactor, pool: for answers in pieces, and what takes longer than a turn should.
+        addresses: by which this listener is reached.
+        memory: what requests and answers hold.
+        scatter: asks other nodes, too; ``None`` = this one only.
+    """
 
     def __init__(
         self,
@@ -99,15 +162,75 @@ class ViewPage:
         reactor: Any,
         pool: Any,
         addresses: Callable[[], list[str]],
-        times: QueryTimes,
         memory: AnswerAccount,
-        scatter: Scatter | None,
+        scatter: Scatter | None = None,
     ) -> None:
-        self._service, self._settings, self._reactor = service, settings, reactor
-        self._pool, self._addresses, self._times = pool, addresses, times
-        self._memory, self._scatter = memory, scatter
+        self._service, self._settings, self._scatter = service, settings, scatter
+        self._memory = memory
+        self._reactor, self._pool, self._addresses = reactor, pool, addresses
+        self.times = QueryTimes()
+        self._exposition = Exposition(self._metrics)
+        self._in_thread: Callable[..., Deferred[Any]] = partial(deferToThreadPool, reactor, pool)
 
-    async def answer(self, request: Request, it: HttpRequest) -> None:
+    def handlers(self, path: tuple[str, ...]) -> dict[str, _Handler]:
+        """Return what each method does with a path; raise `QueryRefused` if there is none such."""
+        match path:
+            case ("",):
+                return {"GET": self._root}
+            case ("metrics",):
+                return {"GET": self._metrics_page}
+            case (bucket, *rest) if bucket == BUCKET:
+                return self._in_bucket(rest)
+            case (_, _, *_):
+                raise not_found(f"there is one bucket, {BUCKET!r}")
+        raise not_found(_NO_PAGE)
+
+    def _in_bucket(self, path: list[str]) -> dict[str, _Handler]:
+        match path:
+            case ("_design",):
+                return {"GET": self._list}
+            case ("_vbuckets",):
+                return {"GET": self._vbuckets}
+            case ("_design", _):
+                return {"GET": self._get, "PUT": self._put, "DELETE": self._delete}
+            case ("_design", _, "_view", _):
+                return {"GET": self._view, "POST": self._view}
+            case ("_design", _, "_info"):
+                return {"GET": self._info}
+            case ("_design", _, verb) if verb in self._verbs():
+                return {"POST": self._verbs()[verb]}
+        raise not_found(_NO_PAGE)
+
+    def _verbs(self) -> dict[str, _Handler]:
+        return {
+            "_compact": self._compact,
+            "_set_states": self._set_states,
+            "_monitor": self._monitor,
+            "_undo": self._undo,
+        }
+
+    # --- the listener -------------------------------------------------------------------------
+
+    async def _root(self, request: Request, it: HttpRequest) -> Reply:
+        found = {"uprmc": __version__, "bucket": BUCKET, "designs": DESIGNS}
+        return json_reply(200, found)
+
+    async def _metrics_page(self, request: Request, it: HttpRequest) -> Reply:
+        accept = request.getHeader("accept") or ""
+        page, content_type = await self._in_thread(self._exposition.render, accept)
+        return Reply(200, page, content_type.encode())
+
+    def _metrics(self) -> Iterator[Metric]:
+        yield from self._service.metrics()
+        yield from self.times.metrics()
+        yield from self._memory.metrics()
+        if self._scatter is not None:
+            yield from self._scatter.metrics()
+
+    # --- queries ------------------------------------------------------------------------------
+    # Options are read, a snapshot is waited for, rows are sent as they are read.
+
+    async def _view(self, request: Request, it: HttpRequest) -> None:
         """Answer a query; raise `QueryRefused` before anything is sent.
 
         A query that waits for an index that ends waits for the one in its place.
@@ -149,7 +272,7 @@ class ViewPage:
             it, design.options.collation, bool(design.views[view_index].reduces)
         )
         memory = Holding(self._memory)
-        memory.need(ANSWER_BYTES * (1 + len(scatter.all.nodes)))
+        memory.need(ANSWER_BYTES * (1 + len(scatter.nodes)))
         try:
             merged = await scatter.merged(design, view_index, query, self._memory)
         except BaseException:
@@ -168,21 +291,21 @@ class ViewPage:
             raise QueryRefused(413, "too_large", "the body is larger than index.max_request_bytes")
         if len(it.body) + sum(len(text) for _, text in it.options) <= _AT_ONCE_BYTES:
             return read()
-        return cast(Query, await deferToThreadPool(self._reactor, self._pool, read))
+        return cast(Query, await self._in_thread(read))
 
     async def _answer(
         self, request: Request, group: Group, view_index: int, query: Query, began: float
     ) -> None:
         for attempt in count(1):
             try:
-                await self._attempt(request, group, view_index, query, began)
+                await self._once(request, group, view_index, query, began)
             except IndexRolledBack:
                 if request.startedWriting or attempt == _ATTEMPTS:
                     raise
             else:
                 return
 
-    async def _attempt(
+    async def _once(
         self, request: Request, group: Group, view_index: int, query: Query, began: float
     ) -> None:
         """Answer from one snapshot; raise `IndexRolledBack` if that was cut off meanwhile."""
@@ -250,161 +373,13 @@ class ViewPage:
                     _LOG.error("answer failed: %s", failure.value)
                 else:
                     _LOG.error("answer failed", exc_info=traceback_of(failure))
-                self._times.failed += 1
+                self.times.failed += 1
             elif not sent:
-                self._times.unread += 1
+                self.times.unread += 1
             else:
-                self._times.add(kind_of(query), self._reactor.seconds() - began)
+                self.times.add(kind_of(query), self._reactor.seconds() - began)
 
         return ended
-
-
-def within(memory: Holding, bodies: Sequence[bytes | Lost | None]) -> Sequence[bytes | Lost | None]:
-    """Return documents as far as there is memory for them, in place of those that were before."""
-    size, found = ANSWER_BYTES, list(bodies)
-    for place, body in enumerate(found):
-        if isinstance(body, bytes):
-            if memory.set(size + _DOCUMENT_COPIES * len(body)):
-                size += _DOCUMENT_COPIES * len(body)
-            else:
-                found[place] = Lost("answers hold too much memory (index.request_memory)")
-    memory.set(size)
-    return found
-
-
-def _view_of(design: Design, name: str) -> int:
-    view_index = design.view_index(name)
-    if view_index is None:
-        raise not_found(f"design {design.name!r} has no view {name!r}")
-    return view_index
-
-
-def _wants_new(it: HttpRequest) -> bool:
-    """Whether a request may be for the index that is being built; its options are not read yet."""
-    return ("rev", "new") in it.options or b'"rev"' in it.body
-
-
-def _of_merger(it: HttpRequest) -> bool:
-    """Whether a request names the vBuckets itself: it is for this node alone."""
-    return any(name == "partitions" for name, _ in it.options) or b'"partitions"' in it.body
-
-
-def traceback_of(failure: Failure) -> Any:
-    """Return what a log needs of an exception."""
-    return type(failure.value), failure.value, failure.getTracebackObject()
-
-
-# --- pages ----------------------------------------------------------------------------------------
-
-
-_JSON = b"application/json"
-_TIMEOUT = "connection_timeout"
-
-
-class Reply(NamedTuple):
-    """An answer that is there in one piece."""
-
-    status: int
-    body: bytes
-    content_type: bytes = _JSON
-
-
-def json_reply(status: int, value: object) -> Reply:
-    """Return an answer of anything that JSON can say."""
-    return Reply(status, well_formed(json.dumps(value, default=str).encode()) + b"\n")
-
-
-#: Handles a request; ``None`` = the answer is under way already.
-_NO_PAGE = f"there is no such page; designs are at {DESIGNS}/NAME"
-
-_Handler = Callable[[Request, HttpRequest], Awaitable[Reply | None]]
-
-
-class IndexPages:
-    """What there is by path and method.
-
-    Args:
-        service: all designs.
-        settings: limits.
-        reactor, pool: for answers in pieces, and what takes longer than a turn should.
-        addresses: by which this listener is reached.
-        memory: what requests and answers hold.
-        scatter: asks other nodes, too; ``None`` = this one only.
-    """
-
-    def __init__(
-        self,
-        service: Service,
-        settings: IndexSettings,
-        reactor: Any,
-        pool: Any,
-        addresses: Callable[[], list[str]],
-        memory: AnswerAccount,
-        scatter: Scatter | None = None,
-    ) -> None:
-        self._service, self._settings, self._scatter = service, settings, scatter
-        self._memory = memory
-        self.times = QueryTimes()
-        self._views = ViewPage(
-            service, settings, reactor, pool, addresses, self.times, memory, scatter
-        )
-        self._exposition = Exposition(self._metrics)
-        self._in_thread: Callable[..., Deferred[Any]] = partial(deferToThreadPool, reactor, pool)
-
-    def handlers(self, path: tuple[str, ...]) -> dict[str, _Handler]:
-        """Return what each method does with a path; raise `QueryRefused` if there is none such."""
-        match path:
-            case ("",):
-                return {"GET": self._root}
-            case ("metrics",):
-                return {"GET": self._metrics_page}
-            case (bucket, *rest) if bucket == BUCKET:
-                return self._in_bucket(rest)
-            case (_, _, *_):
-                raise not_found(f"there is one bucket, {BUCKET!r}")
-        raise not_found(_NO_PAGE)
-
-    def _in_bucket(self, path: list[str]) -> dict[str, _Handler]:
-        match path:
-            case ("_design",):
-                return {"GET": self._list}
-            case ("_vbuckets",):
-                return {"GET": self._vbuckets}
-            case ("_design", _):
-                return {"GET": self._get, "PUT": self._put, "DELETE": self._delete}
-            case ("_design", _, "_view", _):
-                return {"GET": self._views.answer, "POST": self._views.answer}
-            case ("_design", _, "_info"):
-                return {"GET": self._info}
-            case ("_design", _, verb) if verb in self._verbs():
-                return {"POST": self._verbs()[verb]}
-        raise not_found(_NO_PAGE)
-
-    def _verbs(self) -> dict[str, _Handler]:
-        return {
-            "_compact": self._compact,
-            "_set_states": self._set_states,
-            "_monitor": self._monitor,
-            "_undo": self._undo,
-        }
-
-    # --- the listener -------------------------------------------------------------------------
-
-    async def _root(self, request: Request, it: HttpRequest) -> Reply:
-        found = {"uprmc": __version__, "bucket": BUCKET, "designs": DESIGNS}
-        return json_reply(200, found)
-
-    async def _metrics_page(self, request: Request, it: HttpRequest) -> Reply:
-        accept = request.getHeader("accept") or ""
-        page, content_type = await self._in_thread(self._exposition.render, accept)
-        return Reply(200, page, content_type.encode())
-
-    def _metrics(self) -> Iterator[Metric]:
-        yield from self._service.metrics()
-        yield from self.times.metrics()
-        yield from self._memory.metrics()
-        if self._scatter is not None:
-            yield from self._scatter.metrics()
 
     # --- designs ------------------------------------------------------------------------------
 
@@ -412,7 +387,7 @@ class IndexPages:
         local = url_options(it.options, "local").get("local") == "true"
         rows = {name: self._listed(name) for name in self._service.names()}
         if self._scatter is not None and not local:
-            rows = await self._scatter.all.listed() | rows
+            rows = await self._scatter.listed() | rows
         found = [rows[name] for name in sorted(rows)]
         return json_reply(200, {"total_rows": len(found), "rows": found})
 
@@ -487,7 +462,7 @@ class IndexPages:
             options = dict(it.options)
             if self._scatter is None or "local" in options or refused.status != 404:
                 raise
-            return json_reply(200, await self._scatter.all.info(_design_of(it)))
+            return json_reply(200, await self._scatter.info(_design_of(it)))
         reply: Reply = await self._in_thread(lambda: json_reply(200, group.info()))
         return reply
 

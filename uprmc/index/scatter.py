@@ -134,92 +134,6 @@ ASK_S = 5.0
 _Result = TypeVar("_Result")
 
 
-class AllNodes:
-    """What concerns every index node alike: designs on all of them, and one question to all.
-
-    Args:
-        nodes: views listeners, HOST:PORT.
-        client: speaks to nodes.
-        timeout_s: a change of a design takes no longer at any node.
-    """
-
-    def __init__(self, nodes: Iterable[str], client: NodeClient, timeout_s: float) -> None:
-        self.nodes = tuple(nodes)
-        self.client = client
-        self._timeout_s = timeout_s
-
-    async def put(self, name: str, body: bytes) -> None:
-        """Put a design on all nodes; raise `QueryRefused`, naming those that lack it."""
-        await self._everywhere("PUT", design_path(name), body, f"lack design {name!r}")
-
-    async def delete(self, name: str) -> None:
-        """Delete a design on all nodes; raise `QueryRefused`, naming those that have it."""
-        await self._everywhere("DELETE", design_path(name), None, f"still have design {name!r}")
-
-    async def undo(self, name: str) -> None:
-        """Undo the last change on all nodes; raise `QueryRefused`, naming those that have it."""
-        what = f"still have the last change of design {name!r}"
-        await self._everywhere("POST", design_path(name, "_undo"), b"", what)
-
-    async def listed(self) -> dict[str, Any]:
-        """Return by name how nodes list their designs; raise `QueryRefused` if no node answers."""
-        answers = await self.asked(f"{DESIGNS}?local=true")
-        found: dict[str, Any] = {}
-        for answer in answers.values():
-            rows = answer.get("rows") if isinstance(answer, dict) else None
-            if isinstance(rows, list):
-                named = [row for row in rows if isinstance(row, dict) and "name" in row]
-                found = {str(row["name"]): row for row in named} | found
-        return found
-
-    async def info(self, name: str) -> dict[str, Any]:
-        """Return what each node says of a design; raise `QueryRefused` if none has it."""
-        answers = await self.asked(f"{design_path(name, '_info')}?local=true")
-        nodes = {
-            node: answer if isinstance(answer, dict) else {"error": str(answer)}
-            for node, answer in answers.items()
-        }
-        states = {str(each.get("state")) for each in nodes.values()}
-        return {"name": name, "state": " ".join(sorted(states)), "nodes": nodes}
-
-    async def asked(self, path: str) -> dict[str, Any]:
-        """Return the answer of each node, or why not; raise `QueryRefused` if none has."""
-
-        async def one(node: str) -> Any:
-            try:
-                return strict_json(await self.client.fetch(node, "GET", path, None, ASK_S))
-            except (QueryRefused, NodeFailed, ValueError) as error:
-                return error
-
-        found = dict(zip(self.nodes, await all_of(one(node) for node in self.nodes), strict=True))
-        silent = {node: str(each) for node, each in found.items() if isinstance(each, Exception)}
-        if len(silent) == len(found):
-            raise first_refusal(found.values(), silent)
-        return found
-
-    async def _everywhere(self, method: str, path: str, body: bytes | None, what: str) -> None:
-        path = f"{path}?local=true"
-
-        async def one(node: str) -> Exception | None:
-            try:
-                await self.client.fetch(node, method, path, body, self._timeout_s)
-            except (QueryRefused, NodeFailed) as error:
-                return error
-            return None
-
-        outcomes = await all_of(one(node) for node in self.nodes)
-        failed = {
-            node: error
-            for node, error in zip(self.nodes, outcomes, strict=True)
-            if error is not None
-        }
-        gone = [error for error in failed.values() if _status(error) == 404]
-        if method == "DELETE" and len(gone) < len(self.nodes):
-            failed = {node: error for node, error in failed.items() if _status(error) != 404}
-        if failed:
-            raise _not_everywhere(failed, len(self.nodes), what)
-
-
 async def all_of(coroutines: Iterable[Coroutine[Any, Any, _Result]]) -> list[_Result]:
     """Await several at once; if that is cancelled, so are they."""
     begun = [Deferred.fromCoroutine(each) for each in coroutines]
@@ -528,7 +442,7 @@ class Scatter:
         source: Callable[[], str] = lambda: "local",
     ) -> None:
         self._client = client or NodeClient(reactor)
-        self.all = AllNodes(nodes, self._client, settings.connection_timeout_s)
+        self.nodes = tuple(nodes)
         self._service, self._settings = service, settings
         self._reactor, self._source = reactor, source
         self._in_thread: Callable[..., Deferred[Any]] = partial(deferToThreadPool, reactor, pool)
@@ -558,23 +472,81 @@ class Scatter:
 
     async def put(self, name: str, body: bytes) -> None:
         """Put a design on all nodes; raise `QueryRefused`, naming those that lack it."""
-        await self._changed(self.all.put(name, body))
+        await self._everywhere("PUT", design_path(name), body, f"lack design {name!r}")
 
     async def delete(self, name: str) -> None:
         """Delete a design on all nodes; raise `QueryRefused`, naming those that have it."""
-        await self._changed(self.all.delete(name))
+        await self._everywhere("DELETE", design_path(name), None, f"still have design {name!r}")
 
     async def undo(self, name: str) -> None:
         """Undo the last change on all nodes; raise `QueryRefused`, naming those that have it."""
-        await self._changed(self.all.undo(name))
+        what = f"still have the last change of design {name!r}"
+        await self._everywhere("POST", design_path(name, "_undo"), b"", what)
 
-    async def _changed(self, changing: Coroutine[Any, Any, None]) -> None:
+    async def _everywhere(self, method: str, path: str, body: bytes | None, what: str) -> None:
+        path = f"{path}?local=true"
+
+        async def one(node: str) -> Exception | None:
+            try:
+                await self._client.fetch(
+                    node, method, path, body, self._settings.connection_timeout_s
+                )
+            except (QueryRefused, NodeFailed) as error:
+                return error
+            return None
+
         try:
-            await changing
+            outcomes = await all_of(one(node) for node in self.nodes)
         finally:
             self._designs.forget()
             self._maps.forget()
             self._reducers.clear()  # of a definition that may be gone
+        failed = {
+            node: error
+            for node, error in zip(self.nodes, outcomes, strict=True)
+            if error is not None
+        }
+        gone = [error for error in failed.values() if _status(error) == 404]
+        if method == "DELETE" and len(gone) < len(self.nodes):
+            failed = {node: error for node, error in failed.items() if _status(error) != 404}
+        if failed:
+            raise _not_everywhere(failed, len(self.nodes), what)
+
+    async def listed(self) -> dict[str, Any]:
+        """Return by name how nodes list their designs; raise `QueryRefused` if no node answers."""
+        answers = await self.asked(f"{DESIGNS}?local=true")
+        found: dict[str, Any] = {}
+        for answer in answers.values():
+            rows = answer.get("rows") if isinstance(answer, dict) else None
+            if isinstance(rows, list):
+                named = [row for row in rows if isinstance(row, dict) and "name" in row]
+                found = {str(row["name"]): row for row in named} | found
+        return found
+
+    async def info(self, name: str) -> dict[str, Any]:
+        """Return what each node says of a design; raise `QueryRefused` if none has it."""
+        answers = await self.asked(f"{design_path(name, '_info')}?local=true")
+        nodes = {
+            node: answer if isinstance(answer, dict) else {"error": str(answer)}
+            for node, answer in answers.items()
+        }
+        states = {str(each.get("state")) for each in nodes.values()}
+        return {"name": name, "state": " ".join(sorted(states)), "nodes": nodes}
+
+    async def asked(self, path: str) -> dict[str, Any]:
+        """Return the answer of each node, or why not; raise `QueryRefused` if none has."""
+
+        async def one(node: str) -> Any:
+            try:
+                return strict_json(await self._client.fetch(node, "GET", path, None, ASK_S))
+            except (QueryRefused, NodeFailed, ValueError) as error:
+                return error
+
+        found = dict(zip(self.nodes, await all_of(one(node) for node in self.nodes), strict=True))
+        silent = {node: str(each) for node, each in found.items() if isinstance(each, Exception)}
+        if len(silent) == len(found):
+            raise first_refusal(found.values(), silent)
+        return found
 
     async def design(self, name: str, new: bool = False) -> Design:
         """Return a definition, of this node or of another; raise `QueryRefused`."""
@@ -585,7 +557,7 @@ class Scatter:
         found: Design | None = self._designs.get((name, new))
         if found is not None:
             return found
-        for node in self.all.nodes:
+        for node in self.nodes:
             try:
                 path = f"{design_path(name)}?local=true{'&rev=new' if new else ''}"
                 text = await self._client.fetch(node, "GET", path, None, ASK_S)
@@ -632,7 +604,7 @@ class Scatter:
 
     async def _fetched_map(self, design: str, query: Query) -> Known:
         path = f"/{BUCKET}/_vbuckets?design={quote(design, safe='')}"
-        outcomes = await self.all.asked(path + ("&rev=new" if query.new else ""))
+        outcomes = await self.asked(path + ("&rev=new" if query.new else ""))
         holdings, silent = {}, {}
         for node, answer in outcomes.items():
             try:
