@@ -201,8 +201,9 @@ def test_a_stream_request_says_the_highest_term_that_is_known() -> None:
     assert asked == [2, 3]
 
 
-def test_a_better_claim_is_moved_to_while_streams_run() -> None:
-    (old, new), mirror = failed_over(), Mirror()
+@pytest.mark.parametrize("term", [2, 1], ids=["by its term", "by its history"])
+def test_a_better_claim_is_moved_to_while_streams_run(term: int) -> None:
+    (old, new), mirror = failed_over(crashes=0), Mirror()
     for number in ALL:
         new.bucket.set_state(number, DEAD)
     world = World(mirror, old, new)
@@ -210,6 +211,7 @@ def test_a_better_claim_is_moved_to_while_streams_run() -> None:
     assert followed(mirror, old)
     for number in ALL:
         new.bucket.set_state(number, ACTIVE)
+        new.bucket.vbuckets[number].term = term
     world.settle(3)
     assert followed(mirror, new)
 

@@ -267,6 +267,14 @@ def test_terms_decide_for_each_vbucket_and_logs_only_where_they_are_equal() -> N
     assert directory.terms == {0: 2, 1: 1}
 
 
+def test_of_equal_claims_the_node_that_was_named_first_comes_first() -> None:
+    directory = Directory(["a:1", "b:1"], 2)
+    for place, uuid in (("b:1", 8), ("a:1", 7)):
+        told(directory, place, {0: 1, 1: 1}, logs={0: [(uuid, 0)], 1: [(9, 0)]})
+    assert "vBucket 0: a:1 and b:1 both have it active" in directory.choice(0).why
+    assert directory.choice(1).place == "a:1"
+
+
 def test_a_history_that_decides_is_asked_for_again_when_its_node_has_told_again() -> None:
     directory = Directory(["a:1", "b:1"], 1)
     for place, log in (("a:1", [(7, 0)]), ("b:1", [(8, 5), (7, 0)])):

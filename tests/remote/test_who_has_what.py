@@ -27,6 +27,7 @@ from tests.client.fake_kv_node import (
 from tests.codec.frames import Frame, reply
 from tests.server.support import Loop
 from uprmc.client import Handler, UprClient, forget
+from uprmc.client.errors import MisuseError
 from uprmc.client.kv import KvClient
 from uprmc.client.twisted_client import TwistedUprClient
 from uprmc.columnar.access import Access
@@ -164,6 +165,24 @@ def test_a_node_of_another_bucket_is_not_used(user: Any) -> None:
 def test_a_map_that_is_too_short_hides_nothing(user: Any) -> None:
     with FakeKvNode(vbuckets=2) as node:
         assert "has vBucket 3, and by its cluster map there are only 2" in user(node)
+
+
+def test_a_map_that_is_too_short_ends_a_consumer_that_would_follow_for_ever() -> None:
+    with (
+        FakeKvNode(vbuckets=2) as node,
+        UprClient(node.place, Handler()) as client,
+        pytest.raises(MisuseError, match="set another map there"),
+    ):
+        client.run(timeout_s=LIMIT_S)
+
+
+def test_a_node_that_only_a_map_names_is_asked_too(
+    user: Any, request: pytest.FixtureRequest
+) -> None:
+    """But an index: it has what the named nodes have."""
+    with FakeKvNode([0]) as second, FakeKvNode([1], others=[second.place]) as first:
+        found = user(first, among=[second])
+        assert found == second.place or ("[index]" in request.node.name and "at none of" in found)
 
 
 def test_a_term_in_a_map_is_as_good_as_one_that_a_node_tells(user: Any) -> None:

@@ -499,8 +499,7 @@ class ClientStreams:
 
     def _start_all(self, sessions: Sequence[NodeSession]) -> Task:
         """Ask for streams of the vBuckets that wait for one, as many as there is room for."""
-        if not self._directory.settled:
-            return  # a node that has not answered yet may have what another only believes to have
+        # A node that has not answered yet may have what another only believes to have.
         connected = [self._nodes.named(session.place).since for session in sessions]
         if not any(self._nodes.asked_since(since, self.now) for since in connected):
             return  # see `_start`
