@@ -20,7 +20,6 @@ from tests.client.consumer_world import (
     Mirror,
     World,
     node,
-    standby,
 )
 from tests.client.consumer_world import write as store
 from tests.client.fake_producer import FakeProducer, Joined, accepted
@@ -86,31 +85,6 @@ def test_positions_that_cannot_be_are_refused(start: Any) -> None:
 
 
 # --- a vBucket that nobody has --------------------------------------------------------------------
-
-
-def test_what_is_active_nowhere_is_named_with_the_nodes_that_were_asked() -> None:
-    rig, other = node(), standby(500)
-    for number in (1, 2):
-        rig.bucket.set_state(number, DEAD)
-    world = World(Mirror(), rig, other, until_now=True, vbuckets=frozenset({0, 1, 2}))
-    world.settle(5)
-    assert not world.core.streams.finished
-    error = world.core.streams.hopeless(world.now, 3.0)
-    assert isinstance(error, NotActive)
-    assert str(error).startswith("vBuckets 1-2 are active at none of node0:1, node1:1")
-    assert world.core.streams.hopeless(world.now, 30.0) is None
-
-
-def test_a_node_that_is_away_is_named_with_what_it_may_have() -> None:
-    rig, mirror = node(), Mirror()
-    rig.bucket.set_state(1, DEAD)
-    world = World(mirror, rig, node(500), until_now=True, vbuckets=frozenset({1}))
-    world.down.add("node1:1")
-    world.settle(5)
-    error = world.core.streams.hopeless(world.now, 3.0)
-    assert isinstance(error, NotActive)
-    assert error.vbuckets == (1,)
-    assert str(error).endswith("node1:1 is down")
 
 
 def test_who_follows_for_ever_waits_for_ever() -> None:

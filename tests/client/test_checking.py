@@ -135,6 +135,9 @@ def test_a_start_that_is_none_is_refused(start: Any, words: str, client: Any) ->
     ("options", "words"),
     [
         ({"vbuckets": 5}, "say a list of numbers"),
+        ({"vbuckets": []}, "empty"),
+        ({"vbuckets": [65536]}, "65536"),
+        ({"ring_items": 0}, "ring_items"),
         ({"vbuckets": [8], "total_vbuckets": 8}, "say 0 to 7"),
         ({"total_vbuckets": 65_537}, "say 1 to 65536"),
         ({"on_rollback": "rewnd"}, "did you mean rewind?"),
@@ -150,9 +153,10 @@ def test_other_options_are_checked_before_the_state_is_opened(
     assert not path.exists()
 
 
-def test_a_place_that_is_none_is_refused() -> None:
-    with pytest.raises(MisuseError, match="'no where' is no node"):
-        UprClient("no where", Handler())
+@pytest.mark.parametrize("place", ["", "he re", "here:", "here:x", "here:0", "here:65536", ":1"])
+def test_a_place_that_is_none_is_refused(place: str) -> None:
+    with pytest.raises(MisuseError, match=f"'{place}' is no node: say HOST:PORT"):
+        UprClient(place, Handler())
 
 
 # --- how many vBuckets ----------------------------------------------------------------------------

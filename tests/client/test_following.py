@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.client.consumer_world import (
@@ -55,26 +57,16 @@ def test_the_position_of_a_whole_snapshot_is_saved_with_the_failover_log() -> No
     assert saved.log == rig.bucket.vbuckets[0].failover_log
 
 
-def test_a_restart_goes_on_where_it_was() -> None:
+@pytest.mark.parametrize("end", [World.restart, World.cut])
+def test_after_a_restart_or_a_cut_it_goes_on_where_it_was(end: Callable[[World], None]) -> None:
     rig, world = _filled()
     mirror = world.handler
     assert isinstance(mirror, Mirror)
-    mirror.changes.clear()
-    world.restart()
-    write(rig, 0, d="4")
-    world.settle()
-    assert [change.seqno for change in mirror.changes] == [4]
-    assert mirror.told("rollback") == []
-
-
-def test_a_cut_connection_is_dialled_again_and_nothing_comes_twice() -> None:
-    rig, world = _filled()
-    mirror = world.handler
-    assert isinstance(mirror, Mirror)
-    world.cut()
+    end(world)
     write(rig, 0, d="4")
     world.settle(1)
     assert [change.seqno for change in mirror.changes] == [1, 2, 3, 4]
+    assert mirror.told("rollback") == []
 
 
 def test_from_now_on_only_what_is_new_comes_and_a_restart_goes_on_there() -> None:
@@ -110,14 +102,6 @@ def test_from_the_beginning_drops_what_was_there_first() -> None:
     world.settle()
     assert mirror.told("rollback") == [(0, 0)]
     assert [change.seqno for change in mirror.changes] == [1, 2, 3, 1, 2, 3]
-
-
-def test_until_now_ends_when_everything_has_come() -> None:
-    rig, mirror = node(), Mirror()
-    write(rig, 1, a="1")
-    world = World(mirror, rig, until_now=True)
-    world.until(lambda: world.core.streams.finished)
-    assert mirror.of(1) == live(rig, 1)
 
 
 def test_a_vbucket_that_is_made_later_is_followed_too() -> None:
@@ -214,32 +198,6 @@ def test_a_node_that_dies_is_left_for_the_one_that_took_over() -> None:
     world.settle(3)
     assert mirror.of(0) == live(new)
     assert mirror.told("rollback") == []
-
-
-def test_of_two_that_call_themselves_active_the_one_with_the_longer_history_is_believed() -> None:
-    old, new, mirror = node(), standby(1000), Mirror()
-    write(old, 0, a="1")
-    replicate(old, new)
-    world = World(mirror, old, new, vbuckets=frozenset({0}))
-    world.settle()
-    new.bucket.set_state(0, ACTIVE)  # and nobody told the old one
-    write(old, 0, lost="1")
-    write(new, 0, b="2")
-    world.settle(5)
-    assert mirror.of(0) == live(new)
-
-
-def test_each_node_is_asked_for_what_it_has() -> None:
-    one, two, mirror = node(), node(1000), Mirror()
-    for number in (0, 1):
-        one.bucket.set_state(number, DEAD)
-    for number in (2, 3):
-        two.bucket.set_state(number, DEAD)
-    write(one, 2, a="1")
-    write(two, 1, b="2")
-    world = World(mirror, one, two)
-    world.settle(1)
-    assert mirror.docs == {2: {b"a": b"1"}, 1: {b"b": b"2"}}
 
 
 def test_metrics_tell_how_far_behind_we_are() -> None:

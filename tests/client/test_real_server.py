@@ -11,7 +11,6 @@ import random
 import signal
 import socket
 import sqlite3
-import ssl
 import struct
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,12 +25,10 @@ from interop.server_process import ServerProcess, start_uprmc
 from interop.waiting import wait_until
 from tests.cli.here import runner
 from tests.client.test_kv import set_state
-from tests.server.certificates import make_certificate
 from tests.upr import peer
 from uprmc.client import Change, Handler, UprClient, changes
-from uprmc.client.errors import ConnectionLost, MisuseError, NodeUnreachable, NotANode, TlsFailed
+from uprmc.client.errors import ConnectionLost, MisuseError, NodeUnreachable, NotANode
 from uprmc.client.lease import LeaseRefused
-from uprmc.client.state import StateRefused
 from uprmc.model import VBucketState
 
 _WAIT_S = 30.0
@@ -220,26 +216,6 @@ def test_metrics_and_positions_are_told_meanwhile(server: ServerProcess) -> None
 # --- the program is wrong -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("node", ["", "he re", "here:", "here:x", "here:0", "here:65536", ":1"])
-def test_what_is_no_node_is_told(node: str) -> None:
-    with pytest.raises(MisuseError, match="HOST:PORT"):
-        UprClient(node, Handler()).run()
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"vbuckets": []}, "empty"),
-        ({"vbuckets": [65536]}, "65536"),
-        ({"start": "yesterday"}, "yesterday"),
-        ({"ring_items": 0}, "ring_items"),
-    ],
-)
-def test_arguments_that_make_no_sense_are_told(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(MisuseError, match=words):
-        UprClient("127.0.0.1:1", Handler(), **options).run()
-
-
 def test_a_handler_that_returns_something_is_told_off(server: ServerProcess) -> None:
     class Returning(Handler):
         def mutation(self, change: Change) -> object:
@@ -251,22 +227,7 @@ def test_a_handler_that_returns_something_is_told_off(server: ServerProcess) -> 
             client.run("now")
 
 
-def test_a_state_of_another_consumer_is_refused(server: ServerProcess, tmp_path: Path) -> None:
-    with UprClient(place(server), Copy(), state=tmp_path / "state.db", name="one"):
-        pass
-    with pytest.raises(StateRefused):
-        UprClient(place(server), Copy(), state=tmp_path / "state.db", name="two")
-
-
 # --- the network is wrong -------------------------------------------------------------------------
-
-
-def test_nobody_at_the_port_is_told_after_some_patience() -> None:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        node = f"127.0.0.1:{found.getsockname()[1]}"
-    with pytest.raises(NodeUnreachable, match=f"no node answers at {node}.*is it running"):
-        UprClient(node, Handler(), patience_s=0.3).run()
 
 
 def test_a_host_that_does_not_exist_is_told() -> None:
@@ -297,18 +258,6 @@ def test_a_silent_port_is_told() -> None:
         node = f"127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(ConnectionLost, match="silent"):
             UprClient(node, Handler(), noop_interval_s=0.0, patience_s=0.5).run()
-
-
-def test_a_certificate_that_is_not_trusted_is_told(tmp_path: Path) -> None:
-    certificate, key = make_certificate(tmp_path)
-    distrustful = ssl.create_default_context()
-    distrustful.check_hostname = False
-    options = ("--tls-cert", certificate, "--tls-key", key)
-    with (
-        start_uprmc(tmp_path / "data", *options) as server,
-        pytest.raises(TlsFailed, match="certificate"),
-    ):
-        UprClient(place(server), Handler(), tls=distrustful).run()
 
 
 # --- kill -9 --------------------------------------------------------------------------------------

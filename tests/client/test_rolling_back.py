@@ -47,32 +47,20 @@ def _scripted(mirror: Mirror, lost: int = 0, **options: Any) -> tuple[Rig, Rig, 
 # --- with the ring --------------------------------------------------------------------------------
 
 
-@pytest.mark.acceptance("D15", "D46")
+@pytest.mark.acceptance("D15", "D46", "D48")
 def test_changed_deleted_and_unknown_keys_all_end_right_without_starting_over() -> None:
+    """What was lost is told with the new history, and its keys leave the ring."""
     mirror = Mirror()
     _, new, world = _scripted(mirror)
-    world.settle(3)
-    assert mirror.of(0) == live(new) == {b"a": b"1", b"b": b"2", b"c": b"3"}
-    assert mirror.told("rollback") == [(0, 3)]
-    assert sorted(mirror.told("undo")) == [(0, b"a", b"1"), (0, b"b", b"2"), (0, b"new", None)]
-    assert [change.seqno for change in mirror.changes] == [1, 2, 3, 4, 5, 6]
-
-
-def test_what_was_lost_is_told_with_the_new_history() -> None:
-    mirror = Mirror()
-    _, new, world = _scripted(mirror)
-    world.settle(3)
-    assert mirror.told("branch") == [(0, new.bucket.vbuckets[0].failover_log[0].uuid, 4, 6)]
-
-
-@pytest.mark.acceptance("D48")
-def test_keys_above_the_rollback_seqno_leave_the_ring() -> None:
-    mirror = Mirror()
-    _, _, world = _scripted(mirror)
     assert isinstance(world.state, CrashingState)
     assert [key for _, key in world.state.ring()] == [b"a", b"b", b"c", b"a", b"b", b"new"]
     world.settle(3)
     assert world.state.ring() == [(1, b"a"), (2, b"b"), (3, b"c")]
+    assert mirror.told("branch") == [(0, new.bucket.vbuckets[0].failover_log[0].uuid, 4, 6)]
+    assert mirror.of(0) == live(new) == {b"a": b"1", b"b": b"2", b"c": b"3"}
+    assert mirror.told("rollback") == [(0, 3)]
+    assert sorted(mirror.told("undo")) == [(0, b"a", b"1"), (0, b"b", b"2"), (0, b"new", None)]
+    assert [change.seqno for change in mirror.changes] == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.acceptance("D49")
@@ -100,8 +88,8 @@ def test_a_key_that_is_newer_than_the_rollback_seqno_stays_in_the_ring() -> None
     assert (5, b"a") in world.state.ring()
 
 
-@pytest.mark.acceptance("D15")
-@pytest.mark.parametrize(("lost", "starts_over"), [(10, False), (11, True)])
+@pytest.mark.acceptance("D15", "D47")
+@pytest.mark.parametrize(("lost", "starts_over"), [(10, False), (11, True), (30, True)])
 def test_the_size_of_the_ring_says_how_far_back_undoing_goes(lost: int, starts_over: bool) -> None:
     mirror = Mirror()
     old, new = node(), standby(1000)
@@ -120,30 +108,11 @@ def test_the_size_of_the_ring_says_how_far_back_undoing_goes(lost: int, starts_o
     assert mirror.of(0) == live(new)
     assert mirror.told("rollback") == [(0, 0 if starts_over else 5)]
     assert len(mirror.told("undo")) == (0 if starts_over else 10)
+    metrics = world.core.metrics(world.now).vbuckets[0]
+    assert (metrics.rollbacks, metrics.restarts) == (1, starts_over)
 
 
 # --- beyond the ring ------------------------------------------------------------------------------
-
-
-@pytest.mark.acceptance("D47")
-def test_beyond_the_ring_it_starts_over_and_says_so() -> None:
-    mirror = Mirror()
-    old, new = node(), standby(1000)
-    write(old, 0, a="1")
-    replicate(old, new)
-    world = World(mirror, old, new, ring_items=10, **ONLY_0)
-    world.settle()
-    for number in range(30):
-        write(old, 0, **{f"lost{number}": "1"})
-        world.settle()
-    fail_over(old, new)
-    mirror.diary.clear()
-    world.settle(3)
-    assert mirror.told("rollback") == [(0, 0)]
-    assert mirror.told("undo") == []
-    assert mirror.of(0) == live(new) == {b"a": b"1"}
-    metrics = world.core.metrics(world.now).vbuckets[0]
-    assert (metrics.rollbacks, metrics.restarts) == (1, 1)
 
 
 @pytest.mark.acceptance("P19")

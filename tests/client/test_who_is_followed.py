@@ -260,6 +260,7 @@ def test_up_to_now_needs_all_vbuckets_or_lists_those_that_are_missing(down: bool
         assert error.vbuckets == (2, 3)
         words = "vBuckets 2-3 are active at none of node0:1, node1:1.*; node1:1 is down"
         assert re.match(words, str(error))
+        assert world.core.streams.hopeless(world.now, 30.0) is None
     else:
         world.until(lambda: world.core.streams.finished)
         assert len(mirror.changes) == 4
