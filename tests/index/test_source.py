@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
+from twisted.internet.defer import Deferred
 from twisted.internet.task import Clock
 
 from interop.replica_pair import Node, fail_over, replicate, standing_of, wait_until_level
@@ -24,6 +25,7 @@ from uprmc.protocol.management import encode_vbucket_seqno_terms
 from uprmc.protocol.opcodes import Opcode, Status
 from uprmc.protocol.upr import encode_failover_log
 from uprmc.remote.blocking import KeptConnections
+from uprmc.remote.directory import Directory, NodeHoldings, NotTold, Why
 
 
 class Has(NamedTuple):
@@ -101,6 +103,45 @@ def got(deferred: Any) -> Any:
     found: list[Any] = []
     deferred.addCallback(found.append)
     return found[0]
+
+
+def test_what_the_nodes_tell_the_streams_counts_once_all_have_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source = source_of({"a": OLD, "b": None}, monkeypatch)
+    heard = Directory(["a", "b"])
+    heard.told("a", NodeHoldings({0: (9, 1)}))
+    assert not source.hear(heard)
+    heard.told("b", NodeHoldings({0: (5, 2)}))
+    assert source.hear(heard)
+    assert (source.place_of(0), source.seqnos, source.error) == ("b", {0: 5}, "")
+    heard.lost("b", NotTold(Why.LOST, "b is away"))
+    assert source.hear(heard)
+    assert (source.place_of(0), source.error) == ("b", "b is away")
+    heard.heard_of({0: 3})
+    assert source.hear(heard)
+    assert source.place_of(0) == ""
+
+
+def test_what_the_streams_do_not_ask_for_is_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = source_of({"a": REPLICA}, monkeypatch)
+    heard = Directory(["a"])
+    heard.told("a", NodeHoldings({1: (4, 1)}))
+    assert source.hear(heard)
+    assert (source.active, source.replicas) == ({1}, {0})
+
+
+def test_what_the_streams_hear_does_not_count_while_the_nodes_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What they say then may be older, and comes later."""
+    source = source_of({"a": OLD}, monkeypatch)
+    heard = Directory(["a"])
+    heard.told("a", NodeHoldings({0: (12, 1)}))
+    monkeypatch.setattr("uprmc.index.source.deferToThreadPool", lambda *asked: Deferred())
+    source.refresh()
+    assert not source.hear(heard)
+    assert source.seqnos == {0: 9}
 
 
 @pytest.mark.parametrize(

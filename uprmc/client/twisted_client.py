@@ -450,10 +450,11 @@ class TwistedLoop:
         until = time.monotonic() + FAREWELL_S
         while time.monotonic() < until:
             waits = self.core.report_rest()
-            sent = self._look_after(time.monotonic())
-            if not (waits and self.core.streams.finished):
-                if waits or sent:
-                    await self._wait(0)  # a turn, in which what was written leaves
+            self._look_after(time.monotonic())
+            if not waits:
+                return
+            if not self.core.streams.finished:
+                await self._wait(0)  # a turn, in which what was written leaves
                 return
             await self._wait_and_serve()
 
@@ -486,24 +487,21 @@ class TwistedLoop:
         except ClientError as error:
             self._ended(link, error)
 
-    def _look_after(self, now: float) -> bool:
-        """Send what is to be sent, hang up where need be; return whether anything was sent."""
-        sent = False
+    def _look_after(self, now: float) -> None:
+        """Send what is to be sent, hang up where need be."""
         for link in list(self._links):
             try:
                 link.too_late(now)
                 if link.session is not None and link.session.error is not None:
                     raise link.session.error
-                sent = self._send(link) or sent
+                self._send(link)
             except ClientError as error:
                 self._ended(link, error)
-        return sent
 
-    def _send(self, link: TwistedLink) -> bool:
+    def _send(self, link: TwistedLink) -> None:
         data = link.session.data_to_send() if link.session is not None else b""
         if data:
             cast(Any, link.transport).write(data)
-        return bool(data)
 
     def _dial(self, now: float) -> None:
         for place in self.core.due(now):
