@@ -19,7 +19,7 @@ from interop.tap_copy import Documents
 from interop.tap_nodes import active_at, differences, documents_of, fill, states, wait_until_same
 from interop.tap_page import PAGE, TEXT, VBUCKETS, Block, Story, blocks
 from interop.upr_wire import UprWire
-from tests.documents import names, rows, section
+from tests.documents import rows, section
 from uprmc.config import describe
 
 pytestmark = pytest.mark.acceptance("D56")
@@ -111,11 +111,6 @@ def test_through_the_adapter_in_front_of_a_server_without_tap(tell: Tell) -> Non
 def test_the_page_has_commands_only() -> None:
     assert {each.kind for each in blocks()} == {"sh"}
     assert all("127.0.0.1:11210" not in each.text for each in blocks())
-
-
-def test_every_setting_is_told() -> None:
-    told = names(section(TEXT, "## Settings"))
-    assert sorted(told) == sorted(info.name for info in describe() if info.name.startswith("tap."))
 
 
 def test_settings_that_the_page_mentions_exist() -> None:

@@ -257,27 +257,38 @@ def _refusal(path: Path, **asked: Any) -> str:
     return re.sub(r"\(pid \d+\)", "(pid 4242)", str(refused.value).replace(str(path), "DIR"))
 
 
-def test_a_refused_data_directory_is_refused_in_the_words_of_the_document(tmp_path: Path) -> None:
-    told = [row[1].strip("`") for row in rows(section(TROUBLESHOOTING, "## Data directory"))]
+_ELSE = "choose another data directory"
+
+
+def test_a_refused_data_directory_is_refused_with_what_to_do(tmp_path: Path) -> None:
     file, foreign, damaged, good = (tmp_path / name for name in ("file", "foreign", "bad", "good"))
     file.touch()
     foreign.mkdir()
     (foreign / "notes.txt").touch()
     damaged.mkdir()
     (damaged / "data.mdb").write_bytes(bytes(range(256)) * 64)
-    assert _refusal(file) in told
-    assert _refusal(foreign) in told
-    assert re.sub(r"damaged \(.*?\): restore", "damaged (...): restore", _refusal(damaged)) in told
+    assert _refusal(file) == f"DIR is not a directory: {_ELSE}"
+    others = "DIR holds no uprmc store but other files ('notes.txt')"
+    assert _refusal(foreign) == f"{others}: choose an empty or new data directory"
+    found = re.sub(r"damaged \(.*?\): restore", "damaged (...): restore", _refusal(damaged))
+    restore = "restore a backup, or move the directory away and start empty"
+    assert found == f"DIR/data.mdb is damaged (...): {restore}"
     store = open_directory(good, uuid=1, vbuckets=16, sync=False)
-    assert _refusal(good) in told
+    used = "DIR is in use by another uprmc process (pid 4242)"
+    assert _refusal(good) == f"{used}: stop that one or {_ELSE}"
     identity = store.identity()
     store.close()
-    assert _refusal(good, vbuckets=32) in told
-    assert _refusal(good, conflict_rule=ConflictRule.TIMESTAMP) in told
+    made = "DIR was made with 16 vBuckets and 32 are asked for"
+    assert _refusal(good, vbuckets=32) == f"{made}: ask for 16 or {_ELSE}"
+    made = "DIR was made with engine.conflict_resolution=revision and timestamp is asked for"
+    found = _refusal(good, conflict_rule=ConflictRule.TIMESTAMP)
+    assert found == f"{made}: ask for revision or {_ELSE}"
     store = open_directory(good, uuid=1, sync=False)
     claim(store, identity._replace(format_version=FORMAT_VERSION + 1))
     store.close()
-    assert _refusal(good) in told
+    newer = f"format {FORMAT_VERSION + 1}, this one knows up to {FORMAT_VERSION}"
+    written = f"DIR was written by a newer uprmc ({newer})"
+    assert _refusal(good) == f"{written}: install that version or {_ELSE}"
 
 
 # --- events, pages, metrics ---------------------------------------------------------------------
