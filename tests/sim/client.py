@@ -34,41 +34,24 @@ _QUIET = {
 
 @dataclass(frozen=True, slots=True)
 class Habits:
-    """How a client behaves.
+    """How a client behaves."""
 
-    Attributes:
-        weights: how often it does what, by kind.
-        depth: requests under way at most.
-        think_max_s: pause before the next ones.
-        keys: the documents it works on, and counters.
-        value_max: longest value.
-        by_key: uses the listener that computes the vBucket itself.
-        hello: negotiates seqnos and lock status.
-        quiet: share of requests in their quiet form.
-        short_lives: whether documents may get expiry times of a few seconds.
-        profile: what its link is like.
-    """
-
-    weights: dict[str, int]
-    depth: int = 4
-    think_max_s: float = 0.01
+    weights: dict[str, int]  # how often it does what, by kind
+    depth: int = 4  # requests under way at most
+    think_max_s: float = 0.01  # pause before the next ones
+    # the documents it works on, and counters
     keys: tuple[bytes, ...] = (b"a", b"b", b"c", b"d", b"e", b"f", b"g", b"h")
     counters: tuple[bytes, ...] = (b"n1", b"n2")
-    value_max: int = 900
-    by_key: bool = False
-    hello: bool = True
-    quiet: float = 0.1
-    short_lives: bool = False
-    profile: LinkProfile = FAST
+    value_max: int = 900  # longest value
+    by_key: bool = False  # uses the listener that computes the vBucket itself
+    hello: bool = True  # negotiates seqnos and lock status
+    quiet: float = 0.1  # share of requests in their quiet form
+    short_lives: bool = False  # whether documents may get expiry times of a few seconds
+    profile: LinkProfile = FAST  # what its link is like
 
 
 class Client:
-    """See the module docstring.
-
-    Attributes:
-        working: whether it thinks of new requests by itself.
-        last: per key the CAS it saw last.
-    """
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -81,8 +64,8 @@ class Client:
     ) -> None:
         self.name = name
         self.habits = habits
-        self.working = False
-        self.last: dict[bytes, int] = {}
+        self.working = False  # whether it thinks of new requests by itself
+        self.last: dict[bytes, int] = {}  # per key the CAS it saw last
         self.locked: dict[bytes, int] = {}
         self.uuids: dict[int, int] = {}
         self.under_way: deque[Op] = deque()
@@ -101,7 +84,6 @@ class Client:
 
     @property
     def connected(self) -> bool:
-        """Whether there is a link."""
         return self._link is not None
 
     def connect(self) -> bool:
@@ -173,7 +155,6 @@ class Client:
     # --- requests -------------------------------------------------------------------------------
 
     def make(self, kind: str, opcode: int, key: bytes = b"") -> Op:
-        """Return a new operation."""
         self._opaque += 1
         return Op(
             kind,
@@ -207,7 +188,6 @@ class Client:
         return op
 
     def get(self, key: bytes, *, quiet: bool = False) -> Op:
-        """Read a document."""
         op = self.make("get", codec.GET, key)
         op.quiet = quiet
         return self.send(op)
@@ -230,7 +210,6 @@ class Client:
         return self.send(op, extras=codec.store_extras(flags, exptime), value=value)
 
     def append(self, key: bytes, piece: bytes, *, cas: int = 0, quiet: bool = False) -> Op:
-        """Extend a document."""
         op = self.make("append", codec.APPEND, key)
         op.value, op.cas, op.quiet = piece, cas, quiet
         return self.send(op, value=piece)
@@ -238,32 +217,27 @@ class Client:
     def increment(
         self, key: bytes, delta: int, *, initial: int = 0, create: bool = True, cas: int = 0
     ) -> Op:
-        """Add to a counter."""
         op = self.make("incr", codec.INCREMENT, key)
         op.delta, op.initial, op.cas = delta, initial, cas
         op.exptime = 0 if create else codec.NEVER_CREATE
         return self.send(op, extras=codec.counter_extras(delta, initial, op.exptime))
 
     def delete(self, key: bytes, *, cas: int = 0, quiet: bool = False) -> Op:
-        """Delete a document."""
         op = self.make("delete", codec.DELETE, key)
         op.cas, op.quiet = cas, quiet
         return self.send(op)
 
     def touch(self, key: bytes, exptime: int) -> Op:
-        """Give a document another expiry time."""
         op = self.make("touch", codec.TOUCH, key)
         op.exptime = exptime
         return self.send(op, extras=codec.number32(exptime))
 
     def get_and_lock(self, key: bytes, seconds: int) -> Op:
-        """Lock a document."""
         op = self.make("getl", codec.GETL, key)
         op.exptime = seconds
         return self.send(op, extras=codec.number32(seconds))
 
     def unlock(self, key: bytes, cas: int) -> Op:
-        """Open a lock."""
         op = self.make("unlock", codec.UNLOCK, key)
         op.cas = cas
         return self.send(op)
@@ -281,7 +255,6 @@ class Client:
         return self.send(op, value=codec.number64(uuid))
 
     def flush(self) -> Op:
-        """Forget everything."""
         return self.send(self.make("flush", codec.FLUSH))
 
     def noop(self) -> Op:

@@ -143,7 +143,6 @@ class ClusterRun(Run):
                     self.watermarks.look(node, truth, node.bucket.vbuckets.values())
 
     def go(self) -> None:
-        """See `Run.go`; what writes files has a directory for them."""
         with ExitStack() as stack:
             if self.plan.index or self.plan.sinks:
                 self._directory = Path(tempfile.mkdtemp(prefix="uprmc-sim-"))

@@ -26,36 +26,20 @@ Settle = Callable[[Frame], None]
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """How a connection is opened and kept.
+    """How a connection is opened and kept."""
 
-    Attributes:
-        flags: of OPEN.
-        controls: sent after it; all must be accepted.
-        buffer_bytes: flow control; 0 = none.
-        ack_share: bytes are acknowledged when they exceed this share of the buffer.
-        ack_delay_max_s: and so much later at most.
-        noop_s: interval of keep-alives, 0 = none are asked for.
-        hello: whether it says HELLO first, as peers of today do.
-        profile: of its link.
-    """
-
-    flags: int = codec.AS_PRODUCER
-    controls: tuple[str, ...] = ()
-    buffer_bytes: int = 0
-    ack_share: float = 0.2
-    ack_delay_max_s: float = 0.0
-    noop_s: float = 0.0
-    hello: bool = False
-    profile: LinkProfile = FAST
+    flags: int = codec.AS_PRODUCER  # of OPEN
+    controls: tuple[str, ...] = ()  # sent after it; all must be accepted
+    buffer_bytes: int = 0  # flow control; 0 = none
+    ack_share: float = 0.2  # bytes are acknowledged when they exceed this share of the buffer
+    ack_delay_max_s: float = 0.0  # and so much later at most
+    noop_s: float = 0.0  # interval of keep-alives, 0 = none are asked for
+    hello: bool = False  # whether it says HELLO first, as peers of today do
+    profile: LinkProfile = FAST  # of its link
 
 
 class Connection:
-    """See the module docstring.
-
-    Attributes:
-        open: whether there is a link.
-        received: counted bytes and frames so far.
-    """
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -84,7 +68,6 @@ class Connection:
 
     @property
     def open(self) -> bool:
-        """Whether there is a link."""
         return self._link is not None
 
     @property
@@ -180,7 +163,6 @@ class Connection:
     # --- receiving --------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the link."""
         for frame in self._reader.feed(data):
             if frame.is_reply:
                 self._settle(frame)
@@ -226,7 +208,6 @@ class Connection:
             self._link.cut()
 
     def disconnected(self) -> None:
-        """The link is gone."""
         self._link = None
         self._under_way.clear()
         self._reports.clear()
@@ -242,34 +223,24 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a consumer is like.
-
-    Attributes:
-        manners: of its connections.
-        rounds, barriers, snapshot_ends, versions: which extensions it uses.
-        keep: boundaries that it can fall back to.
-        think_max_s: pause between two thoughts.
-        moody: chance of each thought to close a stream, or to hang up.
-        absent_s: how long it stays away after hanging up; then it begins with what it has stored.
-        whole_only: it forgets half snapshots when a stream ends.
-        modern: it uses what peers of today may ask for: ends of closed streams, expirations, newer
-            statuses and reasons.
-        latest: it asks for streams to the present end, again and again.
-    """
+    """What a consumer is like."""
 
     name: str
-    manners: Manners = field(default_factory=Manners)
-    rounds: bool = False
+    manners: Manners = field(default_factory=Manners)  # of its connections
+    rounds: bool = False  # rounds, barriers, snapshot_ends, versions: which extensions it uses
     barriers: bool = False
     snapshot_ends: bool = False
     versions: bool = False
-    keep: int = 1_000
-    think_max_s: float = 0.02
-    moody: float = 0.0
+    keep: int = 1_000  # boundaries that it can fall back to
+    think_max_s: float = 0.02  # pause between two thoughts
+    moody: float = 0.0  # chance of each thought to close a stream, or to hang up
+    # how long it stays away after hanging up; then it begins with what it has stored
     absent_s: float = 0.0
-    whole_only: bool = False
+    whole_only: bool = False  # it forgets half snapshots when a stream ends
+    # it uses what peers of today may ask for: ends of closed streams, expirations, newer statuses
+    # and reasons
     modern: bool = False
-    latest: bool = False
+    latest: bool = False  # it asks for streams to the present end, again and again
 
 
 PLAIN = Kind("plain")
@@ -348,21 +319,16 @@ _RETRY_S = 0.05
 
 @dataclass(slots=True, eq=False)
 class Stream:
-    """One stream of a connection.
-
-    Attributes:
-        judge: ``None`` until it was granted.
-        closing: the consumer has asked to close it.
-        owed: end and items of a snapshot whose SNAPSHOT_END has not come yet.
-    """
+    """One stream of a connection."""
 
     vbucket: int
     asked: Position
     step: int
     opaque: int = 0
     uuid: int = 0
-    judge: StreamJudge | None = None
-    closing: bool = False
+    judge: StreamJudge | None = None  # ``None`` until it was granted
+    closing: bool = False  # the consumer has asked to close it
+    # end and items of a snapshot whose SNAPSHOT_END has not come yet
     owed: tuple[int, int] | None = None
 
 
@@ -403,15 +369,6 @@ class Consumer:
     it behaves otherwise (extensions, pace, memory, moods) is in its `Kind`.
 
     Source: UPR reference 2.4, 3.2, 3.4, 4; seed 000 for rounds and barriers.
-
-    Attributes:
-        copies: by vBucket.
-        streams: those asked for and open, by vBucket.
-        connection: the present one, ``None`` while there is none.
-        barriers_max: so many cookies it has out by itself.
-        calm: it does nothing but follow.
-        done: it has gone for good.
-        asleep: it does not come back for now.
     """
 
     #: Of all its stream requests.
@@ -422,19 +379,21 @@ class Consumer:
     ) -> None:
         self.kind = kind
         self.name = f"{kind.name}{number}"
-        self.copies = {number: Copy(kind.keep) for number in range(vbuckets)}
-        self.streams: dict[int, Stream] = {}
+        self.copies = {number: Copy(kind.keep) for number in range(vbuckets)}  # by vBucket
+        self.streams: dict[int, Stream] = {}  # those asked for and open, by vBucket
         self.barriers: deque[Barrier] = deque()
         self.account = Account()
+        # calm: it does nothing but follow; done: it has gone for good; asleep: it does not come
+        # back for now
         self.calm = self.done = self.asleep = False
-        self.barriers_max = 20
+        self.barriers_max = 20  # so many cookies it has out by itself
         self._world = world
         self._node = node
         self._truth = truth
         self._requests = RequestJudge(truth)
         self._stored = {number: copy.stored() for number, copy in self.copies.items()}
         self._not_before: dict[int, float] = {}
-        self.connection: Connection | None = None
+        self.connection: Connection | None = None  # the present one, ``None`` while there is none
         self._rounds: RoundJudge | None = None
         self._back_at = 0.0
         self._forgetful = False
@@ -490,7 +449,6 @@ class Consumer:
         connection.hang_up()
 
     def leave(self) -> None:
-        """Go for good."""
         self.done = True
         if self.connection is not None:
             self.connection.hang_up()

@@ -44,7 +44,6 @@ class Desk:
         return reply
 
     def delete(self, name: str, key: bytes) -> None:
-        """Delete a document."""
         assert self.clerks[name].done(codec.DELETE, key=key).status == codec.OK
 
     def crash(self, name: str, *, power: bool = False) -> None:

@@ -22,27 +22,17 @@ from uprmc.storage.memory import MemoryStore, MemoryView
 
 
 class Disk:
-    """See the module docstring.
-
-    Attributes:
-        full: commits get `StoreFull`.
-        broken: commits get `StoreError`.
-        unreadable: reading values fails.
-        weak_views: whether long readings fail then, too.
-        reads_failed: how often one did.
-        map_full: commits get `StoreMapFull` until `grow` worked.
-        waits_since: when the first one got that; ``None`` when none waits for more room.
-        sync: whether every commit is forced to the device.
-    """
+    """See the module docstring."""
 
     def __init__(self, world: World, judge: StoreJudge, *, sync: bool = True) -> None:
-        self.sync = sync
-        self.full = False
-        self.broken = False
-        self.unreadable = False
-        self.weak_views = False
-        self.reads_failed = 0
-        self.map_full = False
+        self.sync = sync  # whether every commit is forced to the device
+        self.full = False  # commits get `StoreFull`
+        self.broken = False  # commits get `StoreError`
+        self.unreadable = False  # reading values fails
+        self.weak_views = False  # whether long readings fail then, too
+        self.reads_failed = 0  # how often one did
+        self.map_full = False  # commits get `StoreMapFull` until `grow` worked
+        # when the first one got that; ``None`` when none waits for more room
         self.waits_since: float | None = None
         self.judge = judge
         self._world = world
@@ -135,7 +125,6 @@ class WeakView(DiskView):
     """A reading that breaks off while the disk is unreadable."""
 
     def header(self, vbucket: int) -> VBucketHeader | None:
-        """Return a header."""
         self._check()
         return self._view.header(vbucket)
 
@@ -190,7 +179,6 @@ class DiskStore:
         return (WeakView if self._disk.weak_views else DiskView)(view, self._disk)
 
     def local(self, name: bytes) -> bytes | None:
-        """Return a local document."""
         return self._medium.local(name)
 
     def check_owner(self) -> None:
@@ -204,7 +192,6 @@ class DiskStore:
         """Ignore it."""
 
     def usage(self) -> StoreUsage:
-        """Return sizes."""
         return self._medium.usage()
 
     def trees(self) -> Trees:

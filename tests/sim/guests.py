@@ -55,7 +55,6 @@ class Guest:
         self._connection = None
 
     def leave(self) -> None:
-        """Go for good."""
         self.done = True
         if self._connection is not None:
             self._connection.hang_up()
@@ -135,19 +134,13 @@ class Notifier(Guest):
 
 @dataclass(slots=True)
 class Lease:
-    """A granted lease.
-
-    Attributes:
-        until: world time at which it certainly still lives.
-        fate: what must be unchanged for that.
-        high: per vBucket the uuid and seqno held.
-        seen: per vBucket what the first complete reading of it was.
-    """
+    """A granted lease."""
 
     number: int
-    until: float
-    fate: tuple[int, ...]
-    high: dict[int, tuple[int, int]]
+    until: float  # world time at which it certainly still lives
+    fate: tuple[int, ...]  # what must be unchanged for that
+    high: dict[int, tuple[int, int]]  # per vBucket the uuid and seqno held
+    # per vBucket what the first complete reading of it was
     seen: dict[int, tuple[object, ...]] = field(default_factory=dict)
 
 

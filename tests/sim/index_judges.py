@@ -34,14 +34,10 @@ class Asked(NamedTuple):
 
 
 class IndexJudge:
-    """See the module docstring.
-
-    Attributes:
-        counts: what it has seen.
-    """
+    """See the module docstring."""
 
     def __init__(self, histories: Histories, world: World) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # what it has seen
         self._histories, self._world = histories, world
         self._seen: Any = None
 

@@ -18,10 +18,10 @@ from zlib import crc32
 
 from tests.sim.index_judges import Asked, IndexJudge
 from tests.sim.judges import complain
-from tests.sim.net import Net, address
+from tests.sim.net import Net
 from tests.sim.program import Program, ProgramDied
 from tests.sim.truth import Histories
-from uprmc.client.core import Options, UprCore
+from uprmc.client.core import UprCore
 from uprmc.config import IndexSettings
 from uprmc.index import group
 from uprmc.index.collation import sort_key
@@ -72,7 +72,6 @@ class MapDocuments:
     log = ()
 
     def map(self, documents: Iterable[IndexedDocument]) -> list[Mapped]:
-        """See `Mapper`."""
         return [Mapped([self._rows(document)]) for document in documents]
 
     def _rows(self, document: IndexedDocument) -> list[Emission]:
@@ -89,12 +88,10 @@ class AddUp:
     """The reducer: number and sum of all values."""
 
     def reduce(self, entries: Iterable[Entry]) -> Reductions:
-        """See `Reducer`."""
         values = [int(split_row_value(entry.value)[2]) for entry in entries]
         return (b"%d" % len(values), b"%d" % sum(values))
 
     def rereduce(self, reductions: Iterable[Reductions]) -> Reductions:
-        """See `Reducer`."""
         columns = zip(*reductions, strict=True)
         return tuple(b"%d" % sum(int(each or b"0") for each in column) for column in columns)
 
@@ -113,21 +110,17 @@ class Desk:
         return not self._queue
 
     def take(self, batch: Any) -> None:
-        """See `Updates`."""
         self._put(batch)
 
     def learn(self, saved: Mapping[int, Any]) -> None:
-        """See `Updates`."""
         found = dict(saved)
         self._put(lambda: self.store.learn(found))
 
     def forget(self, vbuckets: Iterable[int]) -> None:
-        """See `Updates`."""
         found = list(vbuckets)
         self._put(lambda: self.store.forget(found))
 
     def roll_back(self, vbucket: int, seqno: int) -> bool:
-        """See `Updates`."""
         stands = self.positions().get(vbucket)
         if seqno and self.is_level and stands is not None and stands.seqno == seqno:
             return True
@@ -135,11 +128,9 @@ class Desk:
         return self._program.rolled_back(self.store, vbucket, seqno)
 
     def positions(self) -> dict[int, Any]:
-        """See `Updates`."""
         return self.store.positions()
 
     def durable_of(self, vbucket: int) -> Any:
-        """See `Updates`."""
         return self.store.durable_of(vbucket)
 
     def _put(self, item: Any) -> None:
@@ -166,12 +157,7 @@ class Desk:
 
 
 class IndexProgram(Program):
-    """See the module docstring.
-
-    Attributes:
-        durable: what nodes may have been told is durable, by vBucket, when it died last.
-        done: how often it did what.
-    """
+    """See the module docstring."""
 
     def __init__(
         self,
@@ -188,8 +174,9 @@ class IndexProgram(Program):
     ) -> None:
         self._compacts = compacts
         self._deeds = {**_DEEDS, "pause": _PAUSING} if pauses else _DEEDS
+        # what nodes may have been told is durable, by vBucket, when it died last
         self.durable: dict[int, int] = {}
-        self.done: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()  # how often it did what
         self._all = (1 << vbuckets) - 1
         self._directory = directory / f"index{number}"
         self._directory.mkdir()
@@ -253,18 +240,11 @@ class IndexProgram(Program):
         self._catching = None
         if not followed:
             return  # all are paused
-        options = Options(
-            name=f"index{self._number}-{self.deaths}",
-            vbuckets=frozenset(numbers(followed)),
-            noop_interval_s=1.0,
-            poll_s=0.3,
-            jitter=self._world.random.random,
-            instance=self._instance,
+        core = self._follow_all(
+            IndexHandler(self.desk), IndexState(self.desk), vbuckets=frozenset(numbers(followed))
         )
-        places = [address(node.name) for node in self._net.nodes.values()]
-        self.core = UprCore(places, IndexHandler(self.desk), IndexState(self.desk), options)
-        self._catching = self.core.barrier()
-        self._turn(self.core)
+        self._catching = core.barrier()
+        self._turn(core)
 
     def _begin_streams(self, store: IndexStore) -> None:
         before = store.headers_written
@@ -306,7 +286,6 @@ class IndexProgram(Program):
         self._world.after(self._world.between(0, _BACK_S), self._begin)
 
     def leave(self) -> None:
-        """Go for good."""
         self._hang_up()
         if self.store is not None:
             self.store.compacting.abandon()
@@ -558,7 +537,6 @@ class IndexProgram(Program):
         """It has no mirror."""
 
     def settled(self) -> bool:
-        """See `Program`; and everything is applied, and shown."""
         store = self.store
         if store is None or not super().settled() or not self.desk.is_level:
             return False
@@ -566,7 +544,6 @@ class IndexProgram(Program):
         return states == States(active=self._all) and not store.is_building
 
     def standing(self) -> str:
-        """See `Program`."""
         states = None if self.store is None else self.store.states
         return f"{super().standing()} {states}"
 

@@ -27,25 +27,15 @@ from tests.sim.world import EPOCH_S, World
 
 @dataclass(slots=True, eq=False)
 class Op:
-    """One operation of one client.
+    """One operation of one client."""
 
-    Attributes:
-        kind: ``set``, ``get``, ...; names of this simulation.
-        opaque: the client's number for it.
-        began, ended: places in the count of events; `ended` is ``None`` while it is under way.
-        began_at, ended_at: Unix times of the same.
-        reply: what came back; ``None`` for a silent or an unanswered one.
-        silent: a quiet operation that, by a later reply, is known to have gone as hoped.
-        life: in which life of the node it began.
-    """
-
-    kind: str
+    kind: str  # ``set``, ``get``, ...; names of this simulation
     key: bytes
     vbucket: int
     client: str
     connection: int
     opcode: int
-    opaque: int
+    opaque: int  # the client's number for it
     value: bytes = b""
     cas: int = 0
     flags: int = 0
@@ -54,13 +44,14 @@ class Op:
     initial: int = 0
     quiet: bool = False
     lock_status: bool = False
-    life: int = 0
+    life: int = 0  # in which life of the node it began
+    # began, ended: places in the count of events; `ended` is ``None`` while it is under way
     began: int = 0
     ended: int | None = None
-    began_at: float = 0.0
+    began_at: float = 0.0  # began_at, ended_at: Unix times of the same
     ended_at: float = 0.0
-    reply: Frame | None = None
-    silent: bool = False
+    reply: Frame | None = None  # what came back; ``None`` for a silent or an unanswered one
+    silent: bool = False  # a quiet operation that, by a later reply, is known to have gone as hoped
     uuid: int = 0
 
     @property
@@ -241,15 +232,11 @@ class StoreJudge:
 
     It also holds every batch to the order of seqnos: one that is written later must be higher,
     unless the vBucket began anew.
-
-    Attributes:
-        keeps_every_commit: whether each commit is forced to the device.
-        found: what the store showed when it was last reopened.
     """
 
     def __init__(self) -> None:
-        self.keeps_every_commit = True
-        self.found = Stored()
+        self.keeps_every_commit = True  # whether each commit is forced to the device
+        self.found = Stored()  # what the store showed when it was last reopened
         self._states = [Stored()]  # the synced one first, then what was committed since
         self._begun: Any = None
 
@@ -265,7 +252,6 @@ class StoreJudge:
             self._check_change(change)
 
     def committed(self, batch: Any) -> None:
-        """It is done."""
         self._begun = None
         self._states.append(self.newest.after(batch))
         if self.keeps_every_commit:
@@ -378,18 +364,15 @@ def remembered(log: tuple[Any, ...], limit: int) -> tuple[Any, ...]:
 
 
 class BranchJudge:
-    """Failover logs: seqnos never rise from newest to oldest, and who restarts how leaves a trace.
-
-    Attributes:
-        generations: per vBucket the uuid of each first entry seen, in the order of appearance. A
-            flush begins a new generation: seqno 0 and a log of one entry.
-        current: per vBucket the generation it is in, as a place in that list.
-    """
+    """Failover logs: seqnos never rise from newest to oldest; how a life ended leaves a trace."""
 
     def __init__(self, *, may_fall: bool = False) -> None:
         """Make it; a high seqno may fall where a replica takes something back (see `truth`)."""
         self._may_fall = may_fall
+        # per vBucket the uuid of each first entry seen, in the order of appearance. A flush begins
+        # a new generation: seqno 0 and a log of one entry.
         self.generations: dict[int, list[int]] = {}
+        # per vBucket the generation it is in, as a place in that list
         self.current: dict[int, int] = {}
         self._generation_of: dict[tuple[int, int], int] = {}
         self._high: dict[int, tuple[int, int]] = {}
@@ -494,7 +477,6 @@ class SeqnoJudge:
             self._known_at_begin[op] = dict(self._highest)
 
     def ended(self, op: Op) -> None:
-        """Judge a reply."""
         known = self._known_at_begin.pop(op, {})
         if op.reply is None or op.reply.token is None:
             return

@@ -26,25 +26,17 @@ _NEVER = (0.0, 0.0)
 
 
 class Document(NamedTuple):
-    """A state of one document.
+    """A state of one document."""
 
-    Attributes:
-        value: ``None`` when there is none.
-        cas: 0 when it is not known (nobody was told).
-        flags: the client's bits.
-        expiry: earliest and latest Unix time at which it expires; zeros for never.
-        lock: the CAS that opens its lock, 0 for none, -1 for an unknown one.
-        until: earliest and latest Unix time at which the lock lapses.
-        ghost: of an absent one that expired: its CAS, -1 if unknown. Until somebody notices, it is
-            still in the table, where OBSERVE sees it.
-    """
-
-    value: bytes | None = None
-    cas: int = 0
-    flags: int = 0
+    value: bytes | None = None  # ``None`` when there is none
+    cas: int = 0  # 0 when it is not known (nobody was told)
+    flags: int = 0  # the client's bits
+    # earliest and latest Unix time at which it expires; zeros for never
     expiry: tuple[float, float] = _NEVER
-    lock: int = 0
-    until: tuple[float, float] = _NEVER
+    lock: int = 0  # the CAS that opens its lock, 0 for none, -1 for an unknown one
+    until: tuple[float, float] = _NEVER  # earliest and latest Unix time at which the lock lapses
+    # of an absent one that expired: its CAS, -1 if unknown. Until somebody notices, it is still in
+    # the table, where OBSERVE sees it.
     ghost: int = 0
 
 

@@ -70,22 +70,14 @@ def _name(source: int, target: int) -> str:
 
 
 class Route(NamedTuple):
-    """A link that there is to be.
+    """A link that there is to be."""
 
-    Attributes:
-        source, target: numbers of clusters.
-        filtered: whether only keys that begin with `a` are sent.
-        late: how long after the others it is made; 0 = with them.
-        settings: see `LinkSettings`.
-        deletions: whether it sends deletions and expirations.
-    """
-
-    source: int
+    source: int  # source, target: numbers of clusters
     target: int
-    filtered: bool = False
-    late: float = 0.0
-    settings: tuple[tuple[str, str], ...] = ()
-    deletions: bool = True
+    filtered: bool = False  # whether only keys that begin with `a` are sent
+    late: float = 0.0  # how long after the others it is made; 0 = with them
+    settings: tuple[tuple[str, str], ...] = ()  # see `LinkSettings`
+    deletions: bool = True  # whether it sends deletions and expirations
 
     @property
     def name(self) -> str:
@@ -105,49 +97,33 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """See the module docstring.
+    """See the module docstring."""
 
-    Attributes:
-        routes: the links.
-        faults: of each node.
-        operating: what the operator does: weight of each kind, by name.
-        operator_s: about so much time is between two things.
-        standbys: whether each cluster has a replica that can take over.
-        split: whether both nodes of a cluster that only receives are active, each with some
-            vBuckets, and one of them is slow.
-        by_time: the policy is `timestamp`.
-        purge_s: about so much time is between two purges of the same node; 0 = none.
-        purging: clusters where it is purged.
-        fickle: places of the links that the operator deletes and makes again; empty = all.
-        drift_s: clocks are wrong by so much at most.
-        grain_s: resolution of the clocks.
-        burst: so many documents are written at once sometimes: more than are read at once.
-        expiring: chance that a document is to expire.
-        writers: clusters where documents are written.
-        max_failover_entries: so many branches are kept in a failover log.
-    """
-
-    routes: tuple[Route, ...]
-    faults: Faults
+    routes: tuple[Route, ...]  # the links
+    faults: Faults  # of each node
+    # what the operator does: weight of each kind, by name
     operating: dict[str, int] = field(default_factory=dict)
-    operator_s: float = 0.4
-    standbys: bool = False
+    operator_s: float = 0.4  # about so much time is between two things
+    standbys: bool = False  # whether each cluster has a replica that can take over
+    # whether both nodes of a cluster that only receives are active, each with some vBuckets, and
+    # one of them is slow
     split: bool = False
-    by_time: bool = False
-    purge_s: float = 0.1
-    purging: tuple[int, ...] = (0, 1, 2, 3)
+    by_time: bool = False  # the policy is `timestamp`
+    purge_s: float = 0.1  # about so much time is between two purges of the same node; 0 = none
+    purging: tuple[int, ...] = (0, 1, 2, 3)  # clusters where it is purged
+    # places of the links that the operator deletes and makes again; empty = all
     fickle: tuple[int, ...] = ()
-    drift_s: float = 0.0
-    grain_s: float = 0.0
-    expiring: float = 0.0
-    writers: tuple[int, ...] = (0, 1, 2, 3)
+    drift_s: float = 0.0  # clocks are wrong by so much at most
+    grain_s: float = 0.0  # resolution of the clocks
+    expiring: float = 0.0  # chance that a document is to expire
+    writers: tuple[int, ...] = (0, 1, 2, 3)  # clusters where documents are written
     writer_s: float = 0.1
-    burst: int = 1
+    burst: int = 1  # so many documents are written at once sometimes: more than are read at once
     keys: int = 8
     vbuckets: int = 2
     sync: bool = True
     varied_wires: bool = True
-    max_failover_entries: int = 25
+    max_failover_entries: int = 25  # so many branches are kept in a failover log
     steps: int = 6_000
 
     @property
@@ -247,18 +223,13 @@ _ABSENCES_S = (0.0, 0.1, 1.0)
 
 
 class Site:
-    """A cluster: its nodes, and which of them is to be active.
-
-    Attributes:
-        active: this one; of a cluster that is split, with every second vBucket.
-        split: whether the other one is to be active with the rest.
-    """
+    """A cluster: its nodes, and which of them is to be active."""
 
     def __init__(self, number: int, nodes: list[Node], *, split: bool) -> None:
         self.number = number
         self.nodes = nodes
-        self.active = nodes[0]
-        self.split = split
+        self.active = nodes[0]  # this one; of a cluster that is split, with every second vBucket
+        self.split = split  # whether the other one is to be active with the rest
 
     def holder(self, number: int) -> Node:
         """Return which node is to be active with a vBucket."""

@@ -521,7 +521,6 @@ class Call:
             self._wire.begin()
 
     def abandon(self) -> None:
-        """End it."""
         self._over = True
         if self._wire is not None:
             self._wire.end()

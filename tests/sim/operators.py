@@ -30,25 +30,18 @@ Script = Generator[None]
 
 
 class Operator:
-    """See the module docstring.
-
-    Attributes:
-        names: of the nodes.
-        wanted: by vBucket, who is to be active.
-        sources: by (vBucket, name), who that one is to follow.
-        done: what it did, how often.
-        working: whether it goes on thinking of things to do.
-        verdicts: what takeovers answered, by number.
-    """
+    """See the module docstring."""
 
     def __init__(self, net: Net, histories: Histories, vbuckets: int) -> None:
         self.net = net
-        self.names = [node.name for node in net.nodes.values()]
+        self.names = [node.name for node in net.nodes.values()]  # of the nodes
+        # by vBucket, who is to be active
         self.wanted = dict.fromkeys(range(vbuckets), self.names[0])
+        # by (vBucket, name), who that one is to follow
         self.sources: dict[tuple[int, str], str] = {}
-        self.done: dict[str, int] = {}
-        self.verdicts: dict[int, int] = {}
-        self.working = False
+        self.done: dict[str, int] = {}  # what it did, how often
+        self.verdicts: dict[int, int] = {}  # what takeovers answered, by number
+        self.working = False  # whether it goes on thinking of things to do
         self._histories = histories
         self._judge = HandOverJudge(net, histories)
         self._world = net.world
@@ -79,7 +72,6 @@ class Operator:
         self.done[what] = self.done.get(what, 0) + 1
 
     def node(self, name: str) -> Node:
-        """Return a node by its name."""
         return self.net.nodes[address(name)]
 
     def _ask(self, name: str, opcode: int, **parts: object) -> Generator[None, None, Frame | None]:
@@ -309,7 +301,7 @@ class Side:
 
     def __init__(self, splice: Splice, node: Node) -> None:
         self._splice = splice
-        self._buffer = b""
+        self._packets = codec.Packets()
         self.far: Side | None = None
         self.link: Link | None = node.connect(self, FAST, False)
 
@@ -320,12 +312,7 @@ class Side:
 
     def receive(self, data: bytes) -> None:
         """Pass whole frames on."""
-        self._buffer += data
-        while len(self._buffer) >= 24:
-            end = 24 + int.from_bytes(self._buffer[8:12], "big")
-            if len(self._buffer) < end:
-                return
-            frame, self._buffer = self._buffer[:end], self._buffer[end:]
+        for frame in self._packets.whole(data):
             if int.from_bytes(frame[12:16], "big") == _OWN and frame[0] == 0x81:
                 self._splice.answered(frame[1], int.from_bytes(frame[6:8], "big"))
             elif self.far is not None:
@@ -337,7 +324,6 @@ class Side:
         self._splice.lost()
 
     def hang_up(self) -> None:
-        """End it."""
         if self.link is not None:
             self.link.cut()
 
@@ -348,15 +334,11 @@ class Splice:
     What the nodes say to each other it passes on unread; it keeps the answers to its own commands.
 
     Source: UPR reference 5.
-
-    Attributes:
-        refused: answers to ADD_STREAM that were no success, by status.
-        working: whether it comes back when it is lost.
     """
 
     def __init__(self, world: World, replica: Node, source: Node, numbers: Iterable[int]) -> None:
-        self.refused: dict[int, int] = {}
-        self.working = True
+        self.refused: dict[int, int] = {}  # answers to ADD_STREAM that were no success, by status
+        self.working = True  # whether it comes back when it is lost
         self._world = world
         self._nodes = replica, source
         self._numbers = list(numbers)

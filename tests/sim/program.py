@@ -35,16 +35,11 @@ class ProgramDied(Exception):
 
 
 class Points:
-    """Counts write points; lets the program die at one of them.
-
-    Attributes:
-        count: so many there were in this life.
-        dies: asked at each point.
-    """
+    """Counts write points; lets the program die at one of them."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self.dies: Callable[[], bool] = lambda: False
+        self.count = 0  # so many there were in this life
+        self.dies: Callable[[], bool] = lambda: False  # asked at each point
 
     def point(self) -> None:
         """Here something is about to be written, or was just written."""
@@ -64,27 +59,20 @@ def of_version(version: Version) -> tuple[object, ...]:
 
 
 class MirrorDisk:
-    """What a mirror has written down.
-
-    Attributes:
-        docs: by vBucket and key.
-        ends: by vBucket, the documents at each end of a snapshot; of a native mirror.
-    """
+    """What a mirror has written down."""
 
     def __init__(self) -> None:
-        self.docs: Docs = {}
+        self.docs: Docs = {}  # by vBucket and key
+        # by vBucket, the documents at each end of a snapshot; of a native mirror
         self.ends: dict[int, dict[int, dict[bytes, tuple[object, ...]]]] = {}
 
 
 class StateDisk(MemoryState):
-    """The library's state, with a judge of what is written into it.
-
-    Attributes:
-        ring: by vBucket, what was ever written into it and not cut: (seqno, key).
-    """
+    """The library's state, with a judge of what is written into it."""
 
     def __init__(self, points: Points, judge: Callable[[int, Any], None]) -> None:
         super().__init__()
+        # by vBucket, what was ever written into it and not cut: (seqno, key)
         self.ring: dict[int, set[tuple[int, bytes]]] = {}
         self._points = points
         self._judge = judge
@@ -96,7 +84,6 @@ class StateDisk(MemoryState):
         trims: Mapping[int, int],
         cuts: Mapping[int, int],
     ) -> None:
-        """See `StateStore.commit`."""
         self._points.point()
         for vbucket, one in saved.items():
             self._judge(vbucket, one)
@@ -109,7 +96,6 @@ class StateDisk(MemoryState):
         self._points.point()
 
     def forget(self, vbuckets: Iterable[int]) -> None:
-        """See `StateStore.forget`."""
         numbers = list(vbuckets)
         self._points.point()
         for number in numbers:
@@ -119,18 +105,14 @@ class StateDisk(MemoryState):
 
 
 class Mirror(Handler):
-    """See the module docstring; one life of the program.
-
-    Attributes:
-        docs: as the program sees them.
-        undone, back: how often a key was undone, a vBucket was rolled back.
-        owed: by vBucket, keys that are to be undone before anything else happens there.
-    """
+    """See the module docstring; one life of the program."""
 
     def __init__(self, kind: str, disk: MirrorDisk, state: StateDisk, points: Points) -> None:
         self.kind = kind
         self.native_rollback = kind == NATIVE
+        # as the program sees them
         self.docs: Docs = {number: dict(docs) for number, docs in disk.docs.items()}
+        # undone, back: how often a key was undone, a vBucket was rolled back
         self.undone = self.back = 0
         self._disk = disk
         self._state = state
@@ -154,14 +136,12 @@ class Mirror(Handler):
     # --- what it is told --------------------------------------------------------------------------
 
     def mutation(self, change: Any) -> None:
-        """See `Handler`."""
         self._take(change)
         self.docs.setdefault(change.vbucket, {})[change.key] = told(change)
         if self.kind == AT_ONCE:
             self._write(change.vbucket)
 
     def deletion(self, change: Any) -> None:
-        """See `Handler`."""
         self._take(change)
         self.docs.setdefault(change.vbucket, {}).pop(change.key, None)
         if self.kind == AT_ONCE:
@@ -175,14 +155,12 @@ class Mirror(Handler):
             complain(f"{change} is handed over, and is not in the ring: {known[:3]}")
 
     def snapshot_end(self, vbucket: int, end: int) -> None:
-        """See `Handler`."""
         if self.kind == NATIVE:
             self._disk.ends.setdefault(vbucket, {})[end] = dict(self.docs.get(vbucket, {}))
         if self.kind in (AT_ENDS, NATIVE):
             self._write(vbucket)
 
     def rollback(self, vbucket: int, seqno: int) -> bool:
-        """See `Handler`."""
         self._points.point()
         self._target[vbucket] = seqno
         if not seqno:
@@ -204,7 +182,6 @@ class Mirror(Handler):
         return True
 
     def undo(self, vbucket: int, key: bytes, document: Any) -> None:
-        """See `Handler`."""
         self._points.point()
         above = self._target.get(vbucket)
         received = self._state.ring.get(vbucket, set())
@@ -240,12 +217,10 @@ class ProgramWire:
         self.link: Link | None = program.node(place).connect(self, profile, False)
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the node."""
         if not self.over:
             self._program.received(self, data)
 
     def disconnected(self) -> None:
-        """The link is gone."""
         self.link = None
         if not self.over:
             self.over = True
@@ -269,14 +244,6 @@ class Program:
 
     It is driven as `uprmc.client.blocking` drives it. The program may die at every write point of
     its own; it comes back with what was on its disks.
-
-    Attributes:
-        points: its write points, of the present life.
-        mirror: what it holds.
-        deaths: how often it died.
-        calm: it dies no more.
-        deposed: values that were only ever written at a node after another one was promoted, and
-            that nobody may be handed.
     """
 
     def __init__(
@@ -293,11 +260,13 @@ class Program:
         self.kind = kind
         self._instance = instance
         self._number = number
-        self.deaths = 0
-        self.calm = False
+        self.deaths = 0  # how often it died
+        self.calm = False  # it dies no more
+        # values that were only ever written at a node after another one was promoted, and that
+        # nobody may be handed
         self.deposed: set[bytes] = set()
         self.undone = self.back = self.changes = 0
-        self.points = Points()
+        self.points = Points()  # its write points, of the present life
         self._death = death
         self._net = net
         self._world = net.world
@@ -308,11 +277,10 @@ class Program:
         self._wires: list[ProgramWire] = []
         self._idle_planned = False
         self.core: UprCore | None = None
-        self.mirror: Mirror
+        self.mirror: Mirror  # what it holds
         self._begin()
 
     def node(self, place: str) -> Any:
-        """Return a node by its address."""
         return self._net.nodes[place]
 
     # --- lives ------------------------------------------------------------------------------------
@@ -322,17 +290,21 @@ class Program:
         self.points.dies = self._dies
         self.mirror = Mirror(self.kind, self._disk, self._state, self.points)
         self.mirror.on_change = self._judge_change
+        self._turn(self._follow_all(self.mirror, self._state, ring_items=self._ring_items))
+
+    def _follow_all(self, handler: Any, state: Any, **more: Any) -> UprCore:
+        """Begin to follow the nodes."""
         options = Options(
-            name=f"program{self._number}-{self.deaths}",
-            ring_items=self._ring_items,
+            name=f"{self.kind}{self._number}-{self.deaths}",
             noop_interval_s=1.0,
             poll_s=0.3,
             jitter=self._world.random.random,
             instance=self._instance,
+            **more,
         )
         places = [address(node.name) for node in self._net.nodes.values()]
-        self.core = UprCore(places, self.mirror, self._state, options)
-        self._turn(self.core)
+        self.core = UprCore(places, handler, state, options)
+        return self.core
 
     def _dies(self) -> bool:
         return not self.calm and self._world.chance(self._death)
@@ -358,7 +330,6 @@ class Program:
         self._die()
 
     def leave(self) -> None:
-        """Go for good."""
         self._count()
         self.core = None
         for wire in self._wires:

@@ -43,27 +43,17 @@ State = frozenset[tuple[bytes, int]]
 
 @dataclass(frozen=True, slots=True)
 class Manners:
-    """How a master pushes.
+    """How a master pushes."""
 
-    Attributes:
-        acks: it asks for answers; else it begins anew on each connection.
-        checkpoints: it tells them.
-        specific: bytes of the section of mutations: 9, 8, or 0, where CAS and revision are the
-            node's.
-        network_order: item flags are big-endian, and it says so.
-        interval, window: as the adapter's.
-        flushes: chance of a change to be a flush of everything.
-        anew: chance to begin anew when a connection was lost.
-    """
-
-    acks: bool = True
-    checkpoints: bool = True
+    acks: bool = True  # it asks for answers; else it begins anew on each connection
+    checkpoints: bool = True  # it tells them
+    # bytes of the section of mutations: 9, 8, or 0, where CAS and revision are the node's
     specific: int = 9
-    network_order: bool = True
-    interval: int = 4
+    network_order: bool = True  # item flags are big-endian, and it says so
+    interval: int = 4  # interval, window: as the adapter's
     window: int = 2
-    flushes: float = 0.0
-    anew: float = 0.2
+    flushes: float = 0.0  # chance of a change to be a flush of everything
+    anew: float = 0.2  # chance to begin anew when a connection was lost
 
 
 class Held:
@@ -74,20 +64,15 @@ class Held:
 
 
 class TapMaster:
-    """See the module docstring.
-
-    Attributes:
-        docs: by vBucket and key, what it holds.
-        counts: what happened.
-        working: whether its documents go on changing.
-        boundaries: by vBucket, the states at which it said that a snapshot is whole; see `shown`.
-    """
+    """See the module docstring."""
 
     def __init__(self, world: World, node: Node, vbuckets: int, keys: int, manners: Manners):
         self.manners = manners
+        # by vBucket and key, what it holds
         self.docs: dict[int, dict[bytes, Held]] = {number: {} for number in range(vbuckets)}
-        self.counts: Counter[str] = Counter()
-        self.working = True
+        self.counts: Counter[str] = Counter()  # what happened
+        self.working = True  # whether its documents go on changing
+        # by vBucket, the states at which it said that a snapshot is whole; see `shown`
         self.boundaries: dict[int, set[State]] = {n: {frozenset()} for n in range(vbuckets)}
         self._told: dict[int, dict[bytes, int]] = {number: {} for number in range(vbuckets)}
         self._world = world
@@ -241,7 +226,6 @@ class TapMaster:
         self._queue.extend((tap.MUTATION, number, key) for key in keys)
 
     def disconnected(self) -> None:
-        """The link is gone."""
         self._link = None
 
     # --- sending ----------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ class WorldReactor:
         self._seconds = 0.0
 
     def seconds(self) -> float:
-        """Return monotonic seconds."""
         look_s = self._world.between(0, _LOOK_S)
         self._seconds = max(self._world.now, self._seconds + look_s)
         return self._seconds
@@ -62,7 +61,6 @@ class WorldReactor:
     def callLater(  # noqa: N802 - Twisted's name
         self, delay_s: float, action: Callable[..., object], *arguments: Any
     ) -> Delayed:
-        """Plan a call."""
         assert delay_s >= 0
         return Delayed(self._after(max(delay_s, _TURN_S), lambda: _call(action, arguments)))
 
@@ -86,13 +84,10 @@ class _Job:
 
 
 class WorldPool:
-    """A pool of workers of one life of a node.
-
-    Attributes:
-        jobs: those that are under way, then those that wait for a worker.
-    """
+    """A pool of workers of one life of a node."""
 
     def __init__(self, world: World, after: After, work_max_s: float) -> None:
+        # those that are under way, then those that wait for a worker
         self.jobs: deque[_Job] = deque()
         self._world = world
         self._after = after

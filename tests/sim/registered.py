@@ -90,12 +90,7 @@ class Fate:
 
 
 class Registered(Consumer):
-    """See the module docstring.
-
-    Attributes:
-        instance: its id.
-        fate: what became of its reports.
-    """
+    """See the module docstring."""
 
     _flags = codec.ACTIVE_ONLY
 
@@ -118,7 +113,7 @@ class Registered(Consumer):
         self._home = operator.wanted[vbucket]
         self._reported: tuple[int, int] | None = None
         self._removals = 0
-        self.fate = Fate()
+        self.fate = Fate()  # what became of its reports
         node = operator.node(self._home)
         truth = histories.node(self._home)
         super().__init__(
@@ -129,7 +124,7 @@ class Registered(Consumer):
             next(each for each in KINDS if each.name == kind),
             vbucket,
         )  # type: ignore[arg-type]
-        self.instance = kind.encode()
+        self.instance = kind.encode()  # its id
         self.copies = {vbucket: Copy(self.kind.keep)}
         self._stored = {vbucket: self.copies[vbucket].stored()}
 

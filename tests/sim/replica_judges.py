@@ -10,7 +10,6 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-from tests.codec.frames import HEADER
 from tests.sim import codec
 from tests.sim.codec import ACTIVE, DEAD
 from tests.sim.judges import LIVE, Record, complain, last_complete
@@ -154,13 +153,11 @@ class TermJudge:
     later promotion of the same history; the judge holds the node to it from the answer on.
 
     Source: ``docs/extensions.md``, "Terms".
-
-    Attributes:
-        promotions: how many it has seen.
-        deposed: of how many vBuckets a node was told that it was deposed.
     """
 
     def __init__(self) -> None:
+        # promotions: how many it has seen; deposed: of how many vBuckets a node was told that it
+        # was deposed
         self.promotions = self.deposed = 0
         self._seen: dict[tuple[str, int], _Seen] = {}
         self._judged: dict[tuple[str, int], tuple[object, ...]] = {}  # nothing has changed since
@@ -242,7 +239,7 @@ class Herald:
 
     def __init__(self, node: Any, number: int, term: int, uuid: int) -> None:
         self._node, self._number, self._term, self._uuid = node, number, term, uuid
-        self._data = b""
+        self._reader = codec.FrameReader()
         self._settle: Callable[[int], None] | None = None
         self._link: Link | None = None
 
@@ -264,19 +261,13 @@ class Herald:
 
     def receive(self, data: bytes) -> None:
         """Wait for the answer to the stream request, then hang up."""
-        self._data += data
-        while len(self._data) >= HEADER.size:
-            _, opcode, _, _, _, status, size, _, _ = HEADER.unpack_from(self._data)
-            if len(self._data) < HEADER.size + size:
-                return
-            self._data = self._data[HEADER.size + size :]
-            if opcode == codec.STREAM_REQUEST and self._settle is not None:
+        for reply in self._reader.feed(data):
+            if reply.opcode == codec.STREAM_REQUEST and self._settle is not None:
                 settle, self._settle = self._settle, None
-                settle(status)
+                settle(reply.status)
                 if self._link is not None:
                     self._link.cut()
                 return
 
     def disconnected(self) -> None:
-        """The link is gone."""
         self._link = None

@@ -20,11 +20,9 @@ from typing import Any
 from zlib import crc32
 
 from tests.sim.judges import complain
-from tests.sim.net import address
 from tests.sim.program import WHOLE_LOG, Points, Program, of_version
 from tests.sim.truth import Log
 from tests.sim.world import World
-from uprmc.client.core import Options, UprCore
 from uprmc.sinks.http_post import HttpPost, _Answer
 from uprmc.sinks.json_file import JsonFile
 from uprmc.sinks.kafka import Kafka
@@ -40,17 +38,12 @@ _U64 = 2**64
 
 
 class Lines:
-    """Applies lines of JSON.
-
-    Attributes:
-        docs: what they come to.
-        again: how many came that were known by their id.
-        changes: by vBucket, of each change that no line has made void, its history and seqno.
-    """
+    """Applies lines of JSON."""
 
     def __init__(self) -> None:
-        self.docs: Docs = {}
-        self.again = 0
+        self.docs: Docs = {}  # what they come to
+        self.again = 0  # how many came that were known by their id
+        # by vBucket, of each change that no line has made void, its history and seqno
         self.changes: dict[int, set[tuple[int, int]]] = {}
         self._ids: dict[int, dict[str, int]] = {}
 
@@ -151,14 +144,10 @@ class Target(ABC):
 
     A target makes its sink again and again, as processes do, and tells what a reader has.
     Everything that comes and goes in between is a point at which the process may die.
-
-    Attributes:
-        exact: its sink keeps positions with the data: what is there is what they say.
-        fields: how many fields of a document it has.
     """
 
-    exact = False
-    fields = 5
+    exact = False  # its sink keeps positions with the data: what is there is what they say
+    fields = 5  # how many fields of a document it has
 
     def __init__(self, directory: Path, world: World, points: Points) -> None:
         self._directory, self._world, self._points = directory, world, points
@@ -365,16 +354,13 @@ class SinkProgram(Program):
 
     A judge looks at what a reader has at the beginning of each life, where positions say what it
     must be, and at the end, where it is what the active nodes have.
-
-    Attributes:
-        judged: how many vBuckets were judged by their positions.
     """
 
     def __init__(self, *given: Any, directory: Path, **more: Any) -> None:
         self._place = directory
         self._target: Any = None
         self._sink: Any = None
-        self.judged = 0
+        self.judged = 0  # how many vBuckets were judged by their positions
         super().__init__(*given, **more)
 
     # --- lives ------------------------------------------------------------------------------------
@@ -390,16 +376,7 @@ class SinkProgram(Program):
             state = self._sink.state
             self._judge_positions(state)
             self._let_it_die_at_commits(state)
-        options = Options(
-            name=f"sink-{self.kind}-{self.deaths}",
-            ring_items=self._ring_items,
-            noop_interval_s=1.0,
-            poll_s=0.3,
-            jitter=self._world.random.random,
-        )
-        places = [address(node.name) for node in self._net.nodes.values()]
-        self.core = UprCore(places, self._sink, state, options)
-        self._turn(self.core)
+        self._turn(self._follow_all(self._sink, state, ring_items=self._ring_items))
 
     def _let_it_die_at_commits(self, state: Any) -> None:
         commit = state.commit
@@ -419,7 +396,6 @@ class SinkProgram(Program):
         self._target.tear()
 
     def leave(self) -> None:
-        """Go for good."""
         super().leave()
         self._close()
 
@@ -432,7 +408,6 @@ class SinkProgram(Program):
         """It has no mirror."""
 
     def settled(self) -> bool:
-        """See `Program.settled`; what has come is written, too."""
         return not self._idle_planned and super().settled()
 
     # --- judging ----------------------------------------------------------------------------------

@@ -12,24 +12,16 @@ from tests.sim.truth import Log, Look, Truth, disagreement
 
 
 class Copy:
-    """See the module docstring.
-
-    Attributes:
-        docs: by key, deletions included.
-        log: the failover log as the server last told it, newest first.
-        boundaries: ends of complete snapshots, rising; 0 is always one.
-        last: seqno of the newest item.
-        snapshot: the range that `last` lies in; (last, last) when that is whole.
-        keep: how many boundaries are kept; what lies further back can only be begun anew.
-    """
+    """See the module docstring."""
 
     def __init__(self, keep: int) -> None:
+        # how many boundaries are kept; what lies further back can only be begun anew
         self.keep = keep
-        self.docs: dict[bytes, Version] = {}
-        self.log: Log = ()
-        self.boundaries = [0]
-        self.last = 0
-        self.snapshot = (0, 0)
+        self.docs: dict[bytes, Version] = {}  # by key, deletions included
+        self.log: Log = ()  # the failover log as the server last told it, newest first
+        self.boundaries = [0]  # ends of complete snapshots, rising; 0 is always one
+        self.last = 0  # seqno of the newest item
+        self.snapshot = (0, 0)  # the range that `last` lies in; (last, last) when that is whole
         self._undo: list[tuple[int, bytes, Version | None]] = []
 
     @property
@@ -206,11 +198,6 @@ class StreamJudge:
     An announced snapshot must hold the newest version of every key that changed between where the
     stream stood and the announced end, by seqno, and nothing else. It ends with its end. Only an
     announcement of the same snapshot with a later end may come before that.
-
-    Attributes:
-        judged: ``False`` for a vBucket that holds half a snapshot; then only the form is judged.
-        marker: the range announced last while it is not whole, else ``None``.
-        items: of the present snapshot.
     """
 
     def __init__(self, truth: Truth, vbucket: int, uuid: int, copy: Copy) -> None:
@@ -222,9 +209,11 @@ class StreamJudge:
         self._expected: list[Version] = []
         self._place = 0
         self._count = 0
+        # ``False`` for a vBucket that holds half a snapshot; then only the form is judged
         self.judged = not truth.now(vbucket).partial
+        # the range announced last while it is not whole, else ``None``
         self.marker: tuple[int, int] | None = None
-        self.items = 0
+        self.items = 0  # of the present snapshot
         self._judge_start()
 
     def _judge_start(self) -> None:
@@ -246,7 +235,6 @@ class StreamJudge:
             complain(f"{self}: {what} at {end}, but {wrong} (purged up to {purged})")
 
     def announced(self, start: int, end: int, kind: int, *, acks: bool) -> None:
-        """Judge a marker."""
         last, before = self._copy.last, self.marker
         if kind & 3 not in (codec.MARKER_MEMORY, codec.MARKER_DISK):
             complain(f"{self}: a marker is of kind {kind}")
@@ -306,14 +294,10 @@ class StreamJudge:
 
 
 class RoundJudge:
-    """vBuckets come by number, one whole snapshot each, and every round that sent one is told.
-
-    Attributes:
-        cycle: number of the round.
-    """
+    """vBuckets come by number, one whole snapshot each, and every round that sent one is told."""
 
     def __init__(self) -> None:
-        self.cycle = 0
+        self.cycle = 0  # number of the round
         self._position = -1
         self._visited = 0
         self._current: int | None = None
@@ -363,19 +347,15 @@ class FlowJudge:
     """No frame that counts is sent while the buffer is full (section 4.6).
 
     The start of a turn in a round and the marker behind it count as one.
-
-    Attributes:
-        unacked: bytes that came and were not acknowledged.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._last = 0
-        self.unacked = 0
+        self.unacked = 0  # bytes that came and were not acknowledged
         self.on = False
 
     def came(self, opcode: int, size: int) -> None:
-        """Judge a frame."""
         with_last, self._last = self._last == codec.PARTITION_START, opcode
         if self.on and self.unacked >= self._size and not with_last:
             complain(f"{size} bytes come while {self.unacked} of {self._size} are not acknowledged")

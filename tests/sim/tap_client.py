@@ -25,44 +25,28 @@ from tests.sim.world import World
 
 @dataclass(frozen=True, slots=True)
 class TapKind:
-    """What a client is like.
-
-    Attributes:
-        flags: of its connects, without those that bring data of their own (BACKFILL, LIST).
-        age: what it says with BACKFILL; ``None`` = it does not.
-        listed: it asks for some vBuckets, not for all.
-        named: it comes back by the same name; else it has none.
-        pairs: it says which checkpoints it has closed.
-        closed_only: it is told of closed checkpoints only; ``None`` = that byte is left out.
-        ack_delay_max_s: how late it answers.
-        burst: chance that it lets answers pile up.
-        skips: it answers only the last of a pile, where an answer counts for all before it.
-        nack: chance that it cannot take a message for now.
-        keyed: it puts a key into its answers.
-        moody: chance of each thought to hang up.
-        absent_s: how long it stays away then.
-        forgets: chance that it deregisters its name before it comes back.
-        think_max_s: pause between two thoughts.
-        profile: of its links.
-    """
+    """What a client is like."""
 
     name: str
+    # of its connects, without those that bring data of their own (BACKFILL, LIST)
     flags: int = tap.SUPPORT_ACK
-    age: int | None = None
-    listed: bool = False
-    named: bool = True
-    pairs: bool = False
+    age: int | None = None  # what it says with BACKFILL; ``None`` = it does not
+    listed: bool = False  # it asks for some vBuckets, not for all
+    named: bool = True  # it comes back by the same name; else it has none
+    pairs: bool = False  # it says which checkpoints it has closed
+    # it is told of closed checkpoints only; ``None`` = that byte is left out
     closed_only: bool | None = None
-    ack_delay_max_s: float = 0.005
-    burst: float = 0.0
+    ack_delay_max_s: float = 0.005  # how late it answers
+    burst: float = 0.0  # chance that it lets answers pile up
+    # it answers only the last of a pile, where an answer counts for all before it
     skips: bool = False
-    nack: float = 0.0
-    keyed: bool = False
-    moody: float = 0.0
-    absent_s: float = 0.3
-    forgets: float = 0.0
-    think_max_s: float = 0.05
-    profile: LinkProfile = FAST
+    nack: float = 0.0  # chance that it cannot take a message for now
+    keyed: bool = False  # it puts a key into its answers
+    moody: float = 0.0  # chance of each thought to hang up
+    absent_s: float = 0.3  # how long it stays away then
+    forgets: float = 0.0  # chance that it deregisters its name before it comes back
+    think_max_s: float = 0.05  # pause between two thoughts
+    profile: LinkProfile = FAST  # of its links
 
     def asks(self, flag: int) -> bool:
         """Tell whether a flag is among those it sends."""
@@ -171,22 +155,19 @@ class TapCopy:
     outlive the connection, and it has no place in any history that the producer could ask for.
 
     Source: TAP reference, sections 4, 6 and 9.
-
-    Attributes:
-        docs: by key.
-        filled: whether it began empty, so that it is to hold everything.
-        backfilling: between the beginning and the end of a backfill.
-        open: id of the checkpoint that is open, 0 = none.
-        closed: id of the last one that was closed, 0 = none.
-        anywhere: whether checkpoints may begin with any id: it was thrown away, which the producer
-            does not know.
     """
 
     def __init__(self, owner: str, number: int, *, anywhere: bool = False) -> None:
         self._owner = f"{owner}: vBucket {number}"
-        self.docs: dict[bytes, Doc] = {}
+        self.docs: dict[bytes, Doc] = {}  # by key
+        # filled: whether it began empty, so that it is to hold everything; backfilling: between the
+        # beginning and the end of a backfill
         self.filled = self.backfilling = False
+        # open: id of the checkpoint that is open, 0 = none; closed: id of the last one that was
+        # closed, 0 = none
         self.open = self.closed = 0
+        # whether checkpoints may begin with any id: it was thrown away, which the producer does not
+        # know
         self.anywhere = anywhere
 
     def begin(self) -> None:
@@ -208,7 +189,6 @@ class TapCopy:
         self.backfilling = False
 
     def take(self, message: Message) -> None:
-        """Take an item."""
         if message.opcode == tap.DELETE:
             self.docs.pop(message.key, None)
             return
@@ -267,13 +247,6 @@ class TapConnection:
     It answers as its `TapKind` says: late, in piles, some not at all where a later one counts for
     them; what the client cannot take for now is refused. Everything is told to the judge of the
     conversation.
-
-    Attributes:
-        open: whether there is a link.
-        finished: whether the server hung up, and everything that it had said arrived.
-        done: whether the server said then that it had sent all it was asked for.
-        refused: status of the answer to the connect, if one came.
-        quiet: whether nothing is unanswered that asked for an answer.
     """
 
     def __init__(
@@ -285,8 +258,10 @@ class TapConnection:
         take: Take,
         lost: Callable[[], None],
     ) -> None:
+        # finished: whether the server hung up, and everything that it had said arrived; done:
+        # whether the server said then that it had sent all it was asked for
         self.finished = self.done = False
-        self.refused: int | None = None
+        self.refused: int | None = None  # status of the answer to the connect, if one came
         self.judge = judge
         self._world = world
         self._node = node
@@ -301,23 +276,19 @@ class TapConnection:
 
     @property
     def open(self) -> bool:
-        """See the class."""
         return self._link is not None
 
     @property
     def quiet(self) -> bool:
-        """See the class."""
         return not self._owed
 
     def put(self, data: bytes) -> None:
-        """Send bytes."""
         if self._link is not None:
             self._link.send(data)
 
     # --- receiving --------------------------------------------------------------------------------
 
     def receive(self, data: bytes) -> None:
-        """Take bytes from the link."""
         for message in self._reader.feed(data):
             if message.is_reply:
                 self._replied(message)
@@ -376,7 +347,6 @@ class TapConnection:
             self._link.cut()
 
     def disconnected(self) -> None:
-        """The link is gone."""
         assert self._link is not None
         self.finished = self._link.in_order
         # Only whether the server believes it; whether it is true is for judges.
@@ -387,16 +357,11 @@ class TapConnection:
 
 
 class Errand:
-    """One request on a connection of its own.
-
-    Attributes:
-        status: of the reply, ``None`` until there is one.
-        over: whether there is a reply, or there will be none.
-    """
+    """One request on a connection of its own."""
 
     def __init__(self, node: Node, request: bytes) -> None:
-        self.status: int | None = None
-        self.over = False
+        self.status: int | None = None  # of the reply, ``None`` until there is one
+        self.over = False  # whether there is a reply, or there will be none
         self._reader = MessageReader()
         self._link = node.connect(self, FAST, False)
         if self._link is None:
@@ -405,7 +370,6 @@ class Errand:
             self._link.send(request)
 
     def receive(self, data: bytes) -> None:
-        """Take the reply."""
         for reply in self._reader.feed(data):
             self.status = reply.place
             self.over = True
@@ -416,7 +380,6 @@ class Errand:
             self._link.cut()
 
     def disconnected(self) -> None:
-        """The link is gone."""
         self._link = None
         self.over = True
 
@@ -437,13 +400,6 @@ class TapConsumer:
     at rest.
 
     Source: TAP reference, sections 3 to 7.
-
-    Attributes:
-        name: what it calls itself, whether or not it says so.
-        copies: what it holds, by vBucket.
-        counts: what it went through.
-        calm: it neither leaves nor refuses any more.
-        done: it is gone for good.
     """
 
     def __init__(
@@ -458,9 +414,11 @@ class TapConsumer:
         limits: Limits,
     ) -> None:
         self.kind = kind
-        self.name = f"{kind.name}-{number}"
-        self.counts: Counter[str] = Counter()
+        self.name = f"{kind.name}-{number}"  # what it calls itself, whether or not it says so
+        self.counts: Counter[str] = Counter()  # what it went through
+        # calm: it neither leaves nor refuses any more; done: it is gone for good
         self.calm = self.done = False
+        # what it holds, by vBucket
         self.copies = {number: TapCopy(self.name, number) for number in range(vbuckets)}
         self.listed: list[int] | None = None
         if kind.listed:
@@ -790,7 +748,6 @@ class TapConsumer:
                     )
 
     def leave(self) -> None:
-        """Go for good."""
         self.done = True
         if self._connection is not None:
             self._connection.hang_up()
@@ -814,10 +771,6 @@ class TapTaker:
     must be dead. If anything breaks off, nobody may have been told that it is active here.
 
     Source: TAP reference, section 6; row D56.
-
-    Attributes:
-        over: whether it has ended, somehow.
-        outcome: ``taken``, ``broken off`` or ``refused``.
     """
 
     def __init__(
@@ -829,8 +782,8 @@ class TapTaker:
         number: int,
         limits: Limits,
     ) -> None:
-        self.over = False
-        self.outcome = "broken off"
+        self.over = False  # whether it has ended, somehow
+        self.outcome = "broken off"  # ``taken``, ``broken off`` or ``refused``
         self._node = node
         self._truth = truth
         self._book = book

@@ -59,22 +59,17 @@ _SHAPES: dict[int, tuple[int, int, bytes | None, int | None]] = {
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message of a producer, or a reply; `place` is the vBucket, or the status of a reply.
-
-    Attributes:
-        sequence: the header's opaque.
-        specific: the engine-specific section.
-    """
+    """A message of a producer, or a reply; `place` is the vBucket, or the status of a reply."""
 
     is_reply: bool
     opcode: int
     place: int
-    sequence: int
+    sequence: int  # the header's opaque
     cas: int
     flags: int = 0
     item_flags: int = 0
     expiry: int = 0
-    specific: bytes = b""
+    specific: bytes = b""  # the engine-specific section
     key: bytes = b""
     value: bytes = b""
 

@@ -89,20 +89,15 @@ class Limits:
 
 
 class ConversationJudge:
-    """What may be sent when, on one connection.
-
-    Attributes:
-        idle_ok: whether the newest message asked for an answer.
-        messages: so many came.
-        branched: tells whether something was taken back in a vBucket since the connection began;
-            older states are right again then, and what is under way is older, too.
-    """
+    """What may be sent when, on one connection."""
 
     def __init__(
         self, who: str, kind: TapKind, limits: Limits, numbers: set[int] | None, *, takeover: bool
     ) -> None:
-        self.idle_ok = True
-        self.messages = 0
+        self.idle_ok = True  # whether the newest message asked for an answer
+        self.messages = 0  # so many came
+        # tells whether something was taken back in a vBucket since the connection began; older
+        # states are right again then, and what is under way is older, too
         self.branched: Callable[[int], bool] = lambda number: False
         self._who = who
         self._kind = kind

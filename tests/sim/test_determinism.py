@@ -25,7 +25,6 @@ print(STORE.random(3, StorePlan(ALL_FAULTS, steps=1_000)).world.digest())
 
 @pytest.mark.parametrize("seed", seeds(default=5))
 def test_the_same_seed_gives_the_same_run(seed: int) -> None:
-    """Event for event."""
     first, second = (
         STORE.random(seed, StorePlan(ALL_FAULTS, steps=1_000, short_lives=True)).world.log
         for _ in range(2)

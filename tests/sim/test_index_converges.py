@@ -93,7 +93,6 @@ def test_the_runs_do_what_they_are_for() -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    """Event for event."""
     assert INDEX.random(1).world.digest() == INDEX.story(1).digest
 
 

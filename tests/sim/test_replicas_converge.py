@@ -123,7 +123,6 @@ def test_the_runs_do_what_they_are_for() -> None:
 
 @pytest.mark.parametrize("seed", seeds(default=2))
 def test_the_same_seed_gives_the_same_nodes(seed: int) -> None:
-    """Event for event."""
     assert REPLICAS.random(seed).world.digest() == REPLICAS.story(seed).digest
 
 

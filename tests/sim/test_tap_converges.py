@@ -139,7 +139,6 @@ def test_the_runs_do_what_they_are_for() -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    """Event for event."""
     for each in (TAP, PUSH):
         assert each.random(1).world.digest() == each.story(1).digest
 
@@ -453,7 +452,7 @@ _CALM_PUSH = PushPlan(Faults(cut_s=0.3))
 _PUSH_BREAKS = (
     broken(
         "begin a backfill over what is there",
-        skip(consumer_module, "begin_anew"),
+        skip(consumer_module, "begin_again"),
         said="its master has|no boundary",
         plan=PushPlan(Faults(cut_s=0.2), Manners(anew=1.0)),
         seed=3,

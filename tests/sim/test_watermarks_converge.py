@@ -87,7 +87,6 @@ def test_the_runs_do_what_they_are_for() -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    """Event for event."""
     plan = replace(_SHORT, faults=Faults(crash_s=0.5), steps=1_500)
     first, second = (WATERMARKS.random(1, plan).world.log for _ in range(2))
     assert first == second

@@ -182,7 +182,6 @@ def test_the_runs_do_what_they_are_for() -> None:
 
 
 def test_the_same_seed_gives_the_same_run() -> None:
-    """Event for event."""
     assert LINKS.random(1).world.digest() == LINKS.story(1).digest
 
 

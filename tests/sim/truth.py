@@ -22,18 +22,14 @@ Log = tuple[tuple[int, int], ...]
 
 
 class Look(NamedTuple):
-    """A vBucket as it was from some step on; `state` 0 = there was none, or nobody served it.
-
-    Attributes:
-        complete: up to here its newest items are a consistent state.
-    """
+    """A vBucket as it was from some step on; `state` 0 = there was none, or nobody served it."""
 
     step: int
     state: int
     log: Log
     high: int
     purge: int
-    complete: int
+    complete: int  # up to here its newest items are a consistent state
 
     @property
     def partial(self) -> bool:
@@ -46,16 +42,11 @@ def _absent(step: int) -> Look:
 
 
 class Branch:
-    """One branch of history, from the very beginning on.
-
-    Attributes:
-        high: seqno of its newest change.
-        purged: deletions up to here may have been dropped.
-    """
+    """One branch of history, from the very beginning on."""
 
     def __init__(self) -> None:
-        self.high = 0
-        self.purged = 0
+        self.high = 0  # seqno of its newest change
+        self.purged = 0  # deletions up to here may have been dropped
         self._seqnos: list[int] = []
         self._versions: list[Version] = []
 
@@ -121,15 +112,10 @@ def disagreement(held: dict[bytes, Version], true: dict[bytes, Version], purged:
 
 
 class Truth:
-    """See the module docstring; `look` and `came_up` are called by the run.
-
-    Attributes:
-        step: count of steps of the world.
-        vbuckets: how each vBucket looked, oldest first.
-    """
+    """See the module docstring; `look` and `came_up` are called by the run."""
 
     def __init__(self, max_entries: int) -> None:
-        self.step = 0
+        self.step = 0  # count of steps of the world
         self.looks: dict[int, list[Look]] = {}
         self._branches: dict[tuple[int, int], Branch] = {}
         self._lost: dict[tuple[int, int], dict[int, Version]] = {}
@@ -350,25 +336,18 @@ class Seen:
 
 
 class Histories:
-    """All branches of a cluster, and who is active.
-
-    Attributes:
-        step: count of steps of the world.
-        nodes: their truths, by name.
-        rollbacks: how often a node had to take something back.
-        hand_overs: (vBucket, name) of those that became active without a branch.
-        names: what every CAS names.
-        purged: by vBucket and history, the highest purge seqno that it had where it was active.
-    """
+    """All branches of a cluster, and who is active."""
 
     def __init__(self, max_entries: int) -> None:
-        self.step = 0
-        self.nodes: dict[str, NodeTruth] = {}
+        self.step = 0  # count of steps of the world
+        self.nodes: dict[str, NodeTruth] = {}  # their truths, by name
         self.branches: dict[tuple[int, int], Branch] = {}
         self.max_entries = max_entries
-        self.rollbacks = 0
+        self.rollbacks = 0  # how often a node had to take something back
+        # (vBucket, name) of those that became active without a branch
         self.hand_overs: list[tuple[int, str]] = []
-        self.names = CasNames()
+        self.names = CasNames()  # what every CAS names
+        # by vBucket and history, the highest purge seqno that it had where it was active
         self.purged: dict[tuple[int, int], int] = {}
         self._logs: set[tuple[int, Log]] = set()
 
@@ -408,20 +387,14 @@ class Histories:
 
 
 class NodeTruth(Truth):
-    """What one node holds; to consumers of that node the same as `Truth`.
-
-    Attributes:
-        name: the node's.
-        held: by vBucket, the newest version of each key, tombstones included.
-        flushes_asked: how often it was told to forget everything.
-        flushed: steps at which an active vBucket was seen that had.
-    """
+    """What one node holds; to consumers of that node the same as `Truth`."""
 
     def __init__(self, histories: Histories, name: str) -> None:
         super().__init__(histories.max_entries)
-        self.flushes_asked = 0
-        self.flushed: list[int] = []
-        self.name = name
+        self.flushes_asked = 0  # how often it was told to forget everything
+        self.flushed: list[int] = []  # steps at which an active vBucket was seen that had
+        self.name = name  # the node's
+        # by vBucket, the newest version of each key, tombstones included
         self.held: dict[int, dict[bytes, Version]] = {}
         self._histories = histories
         self._branches = histories.branches
@@ -431,7 +404,6 @@ class NodeTruth(Truth):
         self._changes = 0
 
     def was_busy(self, vbucket: int, step: int) -> bool:
-        """See `Truth`: while a rollback is not on disk nobody may read."""
         return self._busy.get(vbucket, -1) >= step
 
     def branch(self, vbucket: int, uuid: int) -> Any:

@@ -47,23 +47,14 @@ class Moment(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """What is known of one row at one node.
+    """What is known of one row at one node."""
 
-    Attributes:
-        watermark: the highest that was ever sent.
-        floor: of a build, ``None`` = there is none.
-        until: Unix time up to which it is sure to live; 0 = it may be gone already.
-        stored: whether it must be on disk, because a report was accepted.
-        uuid: the history that it is of, 0 = a known one.
-        since: when it was first heard of here; reports that are older were for another one.
-    """
-
-    watermark: int = 0
-    floor: int | None = None
-    until: float = 0
-    stored: bool = False
-    uuid: int = 0
-    since: float = 0
+    watermark: int = 0  # the highest that was ever sent
+    floor: int | None = None  # of a build, ``None`` = there is none
+    until: float = 0  # Unix time up to which it is sure to live; 0 = it may be gone already
+    stored: bool = False  # whether it must be on disk, because a report was accepted
+    uuid: int = 0  # the history that it is of, 0 = a known one
+    since: float = 0  # when it was first heard of here; reports that are older were for another one
 
     @property
     def reach(self) -> int:
@@ -87,14 +78,10 @@ class Told(NamedTuple):
 
 
 class WatermarkJudge:
-    """See the module docstring.
-
-    Attributes:
-        counts: what it has seen.
-    """
+    """See the module docstring."""
 
     def __init__(self, world: World) -> None:
-        self.counts = dict.fromkeys(_COUNTED, 0)
+        self.counts = dict.fromkeys(_COUNTED, 0)  # what it has seen
         self._world = world
         self._rows: dict[Place, Row] = {}
         self._seen: dict[tuple[str, int], tuple[int, int]] = {}

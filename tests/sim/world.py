@@ -49,26 +49,19 @@ class NotHappened(AssertionError):
 
 
 class World:
-    """See the module docstring.
-
-    Attributes:
-        random: the only randomness of the run.
-        now: seconds since the beginning.
-        wall_clock_offset_s: by how much the wall clock of all machines has been set.
-        wall_clock_steps, wall_clock_set_at: how often it was set, and when for the last time.
-        log: what happened, for the determinism test and for whoever looks into a failure.
-        watchers: called after every step; that is where judges look.
-    """
+    """See the module docstring."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.random = Random(seed)
-        self.now = 0.0
-        self.wall_clock_offset_s = 0.0
+        self.random = Random(seed)  # the only randomness of the run
+        self.now = 0.0  # seconds since the beginning
+        self.wall_clock_offset_s = 0.0  # by how much the wall clock of all machines has been set
+        # wall_clock_steps, wall_clock_set_at: how often it was set, and when for the last time
         self.wall_clock_steps = 0
         self.wall_clock_set_at = -inf
+        # what happened, for the determinism test and for whoever looks into a failure
         self.log: list[str] = []
-        self.watchers: list[Action] = []
+        self.watchers: list[Action] = []  # called after every step; that is where judges look
         self._tie = count()  # equal times keep the order in which they were planned
         self._queue: list[tuple[float, int, Timer]] = []
 
@@ -86,15 +79,12 @@ class World:
         return timer
 
     def between(self, low: float, high: float) -> float:
-        """Return a random number of seconds."""
         return self.random.uniform(low, high)
 
     def chance(self, probability: float) -> bool:
-        """Throw the dice."""
         return self.random.random() < probability
 
     def note(self, text: str) -> None:
-        """Write a line of the log."""
         self.log.append(f"{self.now:.6f} {text}")
 
     def digest(self) -> str:
@@ -152,14 +142,12 @@ class WorldClock:
         self._drift = drift or Drift()
 
     def now(self) -> float:
-        """Return Unix time in seconds."""
         drift, seconds = self._drift, self._world.now
         set_s = self._world.wall_clock_offset_s
         shown = EPOCH_S + seconds + set_s + drift.offset_s + drift.rate * seconds
         return shown - shown % drift.grain_s if drift.grain_s else shown
 
     def monotonic(self) -> float:
-        """Return seconds since the world began."""
         return self._world.now
 
 

@@ -22,19 +22,14 @@ _RETRY_S = 0.05
 
 
 class Commander:
-    """Somebody with an ordinary connection who commands from time to time.
+    """Somebody with an ordinary connection who commands from time to time."""
 
-    Attributes:
-        depth: requests under way at most.
-        working: whether it goes on.
-    """
-
-    depth = 8
+    depth = 8  # requests under way at most
 
     def __init__(
         self, world: World, node: Node, truth: Truth, vbuckets: int, pace_s: float
     ) -> None:
-        self.working = True
+        self.working = True  # whether it goes on
         self._world = world
         self._node = node
         self._truth = truth
@@ -100,7 +95,6 @@ class Commander:
         )
 
     def receive(self, data: bytes) -> None:
-        """Take replies."""
         for reply in self._reader.feed(data):
             opaque, settle = self._under_way.popleft()
             if opaque != reply.opaque:
@@ -109,7 +103,6 @@ class Commander:
                 settle(reply)
 
     def disconnected(self) -> None:
-        """The link is gone."""
         self._link = None
         self._under_way.clear()
 
@@ -201,13 +194,7 @@ class Writer(Commander):
 
 
 class Manager(Commander):
-    """Changes states, removes and makes vBuckets, compacts, now and then forgets everything.
-
-    Attributes:
-        weights: how often it does what.
-        mending: whether it only puts everything into the active state.
-        done: what it did, how often.
-    """
+    """Changes states, removes and makes vBuckets, compacts, now and then forgets everything."""
 
     depth = 1  # two states within one step could not be told apart
 
@@ -221,9 +208,9 @@ class Manager(Commander):
         weights: dict[str, int],
     ) -> None:
         super().__init__(world, node, truth, vbuckets, pace_s)
-        self.weights = weights
-        self.mending = False
-        self.done: dict[str, int] = {}
+        self.weights = weights  # how often it does what
+        self.mending = False  # whether it only puts everything into the active state
+        self.done: dict[str, int] = {}  # what it did, how often
 
     def _command(self) -> None:
         random = self._world.random

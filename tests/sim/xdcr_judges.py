@@ -107,27 +107,20 @@ class Histories:
 
 
 class Book:
-    """One vBucket of one node: its versions in the order of their seqnos, over all its lives.
-
-    Attributes:
-        log, high: its whole history and high seqno, as last seen.
-        kept: the branches that its node still knows.
-        held: by key, seqno and version of all that it has had in this history, newest last; not
-            the deletions that it has dropped.
-        purged: deletions that were dropped since somebody asked.
-        gone: by key, all deletions that it has ever dropped.
-        deleted_at: by key, the highest seqno that a deletion of it has ever had.
-    """
+    """One vBucket of one node: its versions in the order of their seqnos, over all its lives."""
 
     def __init__(
         self, known: dict[bytes, dict[Name, Version]], histories: Histories, where: str
     ) -> None:
-        self.log: Log = ()
-        self.kept: Log = ()
+        self.log: Log = ()  # log, high: its whole history and high seqno, as last seen
+        self.kept: Log = ()  # the branches that its node still knows
         self.high = 0
+        # by key, seqno and version of all that it has had in this history, newest last; not the
+        # deletions that it has dropped
         self.held: dict[bytes, list[tuple[int, Version]]] = {}
-        self.purged: list[Version] = []
-        self.gone: dict[bytes, list[Version]] = {}
+        self.purged: list[Version] = []  # deletions that were dropped since somebody asked
+        self.gone: dict[bytes, list[Version]] = {}  # by key, all deletions that it has ever dropped
+        # by key, the highest seqno that a deletion of it has ever had
         self.deleted_at: dict[bytes, int] = {}
         self._known, self._histories = known, histories
         self._where = where
@@ -257,19 +250,13 @@ class Book:
 
 @dataclass(slots=True)
 class Truth:
-    """All books.
+    """All books."""
 
-    Attributes:
-        by_time: the policy is `timestamp`.
-        known: by key and name, each version that was ever accepted anywhere.
-        books: by node and vBucket.
-        histories: of all vBuckets.
-    """
-
-    by_time: bool
+    by_time: bool  # the policy is `timestamp`
+    # by key and name, each version that was ever accepted anywhere
     known: dict[bytes, dict[Name, Version]] = field(default_factory=dict)
-    books: dict[tuple[str, int], Book] = field(default_factory=dict)
-    histories: Histories = field(default_factory=Histories)
+    books: dict[tuple[str, int], Book] = field(default_factory=dict)  # by node and vBucket
+    histories: Histories = field(default_factory=Histories)  # of all vBuckets
 
     def book(self, name: str, number: int) -> Book:
         """Return the book of a vBucket of a node."""
@@ -279,7 +266,6 @@ class Truth:
         return found
 
     def rank(self, version: Version) -> tuple[object, ...]:
-        """See `rank`."""
         return rank(version, by_time=self.by_time)
 
     def newest(self, versions: Iterable[Version]) -> Version | None:
@@ -322,13 +308,10 @@ class ArrivalJudge:
     So a link that begins at a checkpoint, of its own or of others, leaves out nothing that it
     would have sent if it had begun at zero: for each key that the source has up to there, the
     target has that version or a newer one, or has dropped a newer deletion.
-
-    Attributes:
-        counts: what was judged, by kind.
     """
 
     def __init__(self, truth: Truth) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # what was judged, by kind
         self._truth = truth
         self._seen: dict[tuple[str, str, int], tuple[object, int]] = {}
         self._level: dict[tuple[str, str, int], tuple[object, int, int]] = {}
@@ -461,20 +444,15 @@ class Exemptions:
     repair takes away only what was first accepted where it was deleted (see `StopJudge`). A cluster
     that gets an old copy of its disk has lost what it has deleted since. And a source that had a
     newer version when the deletion was dropped, and has lost it since, may begin again below it.
-
-    Attributes:
-        keys: these.
-        counts: how often which of the reasons was given.
     """
 
     def __init__(self, truth: Truth) -> None:
-        self.keys: set[bytes] = set()
-        self.counts: Counter[str] = Counter()
+        self.keys: set[bytes] = set()  # these
+        self.counts: Counter[str] = Counter()  # how often which of the reasons was given
         self._truth = truth
         self._dropped: list[tuple[Version, set[int], Callable[[int], Book]]] = []
 
     def add(self, key: bytes, why: str) -> None:
-        """Exempt a key."""
         self.keys.add(key)
         self.counts[why] += 1
 
@@ -538,14 +516,10 @@ def reaching(
 
 
 class ShipJudge:
-    """Links that wait for disks or replicas send nothing that a crash or a failover then loses.
-
-    Attributes:
-        counts: what was judged.
-    """
+    """Links that wait for disks or replicas send nothing that a crash or a failover then loses."""
 
     def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # what was judged
         self._clusters: dict[int, int] = {}
         self._sent: dict[tuple[int, int], Version] = {}
 
