@@ -30,15 +30,19 @@ def imported(path: Path, known: dict[str, Path]) -> set[str]:
     """
     own = f"uprmc.{path.relative_to(_ROOT).parts[0]}."
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    checks = [each for each in ast.walk(tree) if isinstance(each, ast.If)]
+    nodes = [
+        each for each in ast.walk(tree) if isinstance(each, ast.If | ast.Import | ast.ImportFrom)
+    ]
     for_types = {
         inner
-        for check in checks
-        if ast.unparse(check.test) == "TYPE_CHECKING"
+        for check in nodes
+        if isinstance(check, ast.If)
+        and isinstance(check.test, ast.Name)
+        and check.test.id == "TYPE_CHECKING"
         for inner in ast.walk(check)
     }
     found: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         names: set[str] = set()
         if isinstance(node, ast.Import):
             names = {alias.name for alias in node.names}

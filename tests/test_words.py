@@ -43,10 +43,11 @@ def phrases(source: str) -> Iterator[tuple[int, str]]:
 
     Without a blank it is a name or a value.
     """
-    tree = ast.parse(source)
-    docs = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and id(node) not in docs:
+    docs = set()  # an expression comes before what is in it
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr):
+            docs.add(node.value)
+        elif isinstance(node, ast.Constant) and node not in docs:
             text = node.value.decode("latin-1") if isinstance(node.value, bytes) else node.value
             if isinstance(text, str) and " " in text:
                 yield node.lineno, text

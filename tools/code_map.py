@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from tools.markdown import page, table
 
@@ -13,19 +15,40 @@ ROOT = Path(__file__).parent.parent
 _PACKAGE = ROOT / "uprmc"
 
 
+class Seen(NamedTuple):
+    """What the pages need of a module; its tree is large and is not kept."""
+
+    summary: str  # first paragraph of its docstring
+    imported: tuple[tuple[str, tuple[str, ...]], ...]  # modules, with the names that are from them
+    classes: tuple[str, ...]  # public ones at its top level
+
+
+@cache
+def _seen(path: Path) -> Seen:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    imported: list[tuple[str, tuple[str, ...]]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            imported.append((node.module, tuple(alias.name for alias in node.names)))
+        elif isinstance(node, ast.Import):
+            imported += ((alias.name, ()) for alias in node.names)
+    classes = (node.name for node in tree.body if isinstance(node, ast.ClassDef))
+    return Seen(
+        (ast.get_docstring(tree) or "").partition("\n\n")[0],
+        tuple(imported),
+        tuple(name for name in classes if not name.startswith("_")),
+    )
+
+
 def modules() -> dict[str, list[tuple[str, str]]]:
     """Return (path, first sentence of its docstring) of every module, by package."""
     found: dict[str, list[tuple[str, str]]] = {}
     for path in sorted(_PACKAGE.rglob("*.py")):
-        summary = (ast.get_docstring(_tree(path)) or "").partition("\n\n")[0]
+        summary = _seen(path).summary
         package = path.parent.relative_to(ROOT).as_posix()
         if summary or path.name != "__init__.py":
             found.setdefault(package, []).append((path.name, summary))
     return found
-
-
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def modules_page() -> str:
@@ -47,15 +70,12 @@ def _room(parts: tuple[str, ...]) -> str:
 
 
 def _imported(path: Path) -> Iterator[tuple[str, ...]]:
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            parts = tuple(node.module.split("."))
-            if parts == ("uprmc",):
-                yield from (("uprmc", alias.name) for alias in node.names)
-            elif parts[0] == "uprmc":
-                yield parts
-        elif isinstance(node, ast.Import):
-            yield from (tuple(a.name.split(".")) for a in node.names if a.name.startswith("uprmc."))
+    for module, names in _seen(path).imported:
+        parts = tuple(module.split("."))
+        if parts == ("uprmc",):
+            yield from (("uprmc", name) for name in names)
+        elif parts[0] == "uprmc":
+            yield parts
 
 
 def imports() -> dict[str, set[str]]:
@@ -120,9 +140,8 @@ def class_names() -> dict[str, list[str]]:
     """Return the modules that define a public class of each name, at their top level."""
     found: dict[str, list[str]] = {}
     for path in sorted(_PACKAGE.rglob("*.py")):
-        for node in _tree(path).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found.setdefault(node.name, []).append(_module(path))
+        for name in _seen(path).classes:
+            found.setdefault(name, []).append(_module(path))
     return found
 
 
@@ -134,15 +153,10 @@ def importers() -> dict[str, set[str]]:
     paths = {_module(path): path for path in _PACKAGE.rglob("*.py")}
     found: dict[str, set[str]] = {name: set() for name in paths}
     for name, path in paths.items():
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                names = {f"{node.module}.{alias.name}" for alias in node.names}
-                for each in (names & paths.keys()) or ({node.module} & paths.keys()):
-                    found[each].add(name)
-            elif isinstance(node, ast.Import):
-                for alias in node.names:
-                    if alias.name in paths:
-                        found[alias.name].add(name)
+        for module, aliases in _seen(path).imported:
+            names = {f"{module}.{alias}" for alias in aliases}
+            for each in (names & paths.keys()) or ({module} & paths.keys()):
+                found[each].add(name)
     return found
 
 
