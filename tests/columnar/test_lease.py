@@ -208,6 +208,10 @@ def test_a_lease_spans_nodes_and_one_refusal_releases_the_rest() -> None:
         assert {number: each.high_seqno for number, each in lease.held.items()} == {
             0: 1, 1: 3, 2: 5,
         }  # fmt: skip
+        two.instead[Opcode.LEASE_RENEW] = lambda frame: encode_response(
+            frame.opcode, extras=LEASE_GRANT_EXTRAS.pack(7, 20), opaque=frame.opaque
+        )
+        assert lease.renew() == 20, "the least that a node grants"
         two.instead[Opcode.LEASE_ACQUIRE] = lambda frame: refused(frame, Status.UNKNOWN_COMMAND)
         with pytest.raises(LeaseRefused, match=f"{two.place} has no leases"):
             acquire(both, None, 60)

@@ -234,3 +234,10 @@ def test_a_torn_answer_is_protocol_error(opcode: int, value: bytes, words: str) 
         )
         with pytest.raises(NodeNonsense, match=words), BulkNodes(access(node.place)) as nodes:
             nodes.standings()
+
+
+def test_a_node_that_speaks_nonsense_is_not_passed_over_for_another() -> None:
+    with FakeNode({0: 1}) as good, FakeNode({1: 3}) as bad:
+        bad.instead[Opcode.HELLO] = lambda frame: b"HTTP/1.1 400 Bad Request\r\n\r\n"
+        with pytest.raises(NodeNonsense, match=f"an HTTP server answers at {bad.place}"):
+            BulkNodes(access(good.place, bad.place))

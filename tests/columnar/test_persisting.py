@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -31,6 +32,19 @@ def crashing(seed: int, crashes: int) -> Any:
     return observe
 
 
+def crashing_once(then: Callable[[Cluster], object] = lambda peers: None) -> Any:
+    """Return what `Cluster.on_observe` does: lose memory once, then something; write to disk."""
+    first = iter([True])
+
+    def observe(peers: Cluster) -> None:
+        if next(first, False):
+            peers.crash()
+            then(peers)
+        peers.persist()
+
+    return observe
+
+
 def test_without_it_a_killed_node_has_lost_what_it_answered_for() -> None:
     with cluster() as peers:
         written(peers, documents(numbered(20)))
@@ -55,15 +69,7 @@ def test_finish_returns_when_all_is_on_disk() -> None:
 
 
 def test_what_a_killed_node_has_lost_is_sent_again() -> None:
-    crashed: list[bool] = []
-
-    def observe(peers: Cluster) -> None:
-        if not crashed:
-            crashed.append(True)
-            peers.crash()
-        peers.persist()
-
-    with cluster(on_observe=observe) as peers:
+    with cluster(on_observe=crashing_once()) as peers:
         report = written(peers, documents(numbered(50)), durability="persist")
         peers.crash()
         assert peers.documents == {key: (value, 0) for key, value in numbered(50).items()}
@@ -71,16 +77,10 @@ def test_what_a_killed_node_has_lost_is_sent_again() -> None:
 
 
 def test_a_history_that_nobody_knows_counts_as_lost() -> None:
-    forgot: list[bool] = []
+    def forget(peers: Cluster) -> None:
+        peers.uuids = {number: 77 + number for number in range(peers.vbuckets)}
 
-    def observe(peers: Cluster) -> None:
-        if not forgot:
-            forgot.append(True)
-            peers.crash()
-            peers.uuids = {number: 77 + number for number in range(peers.vbuckets)}
-        peers.persist()
-
-    with cluster(on_observe=observe) as peers:
+    with cluster(on_observe=crashing_once(forget)) as peers:
         report = written(peers, documents(numbered(50)), durability="persist")
         assert len(peers.documents) == 50
     assert report.resent == 50
@@ -89,16 +89,8 @@ def test_a_history_that_nobody_knows_counts_as_lost() -> None:
 def test_rows_that_lost_to_what_is_not_on_disk_yet_are_sent_again_too() -> None:
     """They may have lost to themselves: to the same row of an earlier attempt at the task."""
     rows = versions([(b"k", b"v", "set", 1, 1)])
-    crashed: list[bool] = []
 
-    def observe(peers: Cluster) -> None:
-        if not crashed:
-            crashed.append(True)
-            peers.crash()
-            peers.versions = {}
-        peers.persist()
-
-    with cluster(on_observe=observe) as peers:
+    with cluster(on_observe=crashing_once(lambda peers: peers.versions.clear())) as peers:
         written(peers, rows, mode="append-meta")
         report = written(peers, rows, mode="append-meta", durability="persist")
         assert peers.documents == {b"k": (b"v", 0)}
@@ -106,15 +98,7 @@ def test_rows_that_lost_to_what_is_not_on_disk_yet_are_sent_again_too() -> None:
 
 
 def test_a_row_that_was_refused_is_not_sent_again() -> None:
-    crashed: list[bool] = []
-
-    def observe(peers: Cluster) -> None:
-        if not crashed:
-            crashed.append(True)
-            peers.crash()
-        peers.persist()
-
-    with cluster(documents={b"a": (b"other", 0)}, on_observe=observe) as peers:
+    with cluster(documents={b"a": (b"other", 0)}, on_observe=crashing_once()) as peers:
         peers.persist()
         rows = documents({b"a": b"1", b"b": b"1"})
         options = {"mode": "insert", "on_error": "skip", "durability": "persist"}
@@ -152,16 +136,10 @@ def test_what_was_sent_again_must_get_to_disk_itself() -> None:
 
 
 def test_a_row_that_somebody_took_the_place_of_while_it_was_lost_is_an_error() -> None:
-    crashed: list[bool] = []
+    def replace(peers: Cluster) -> None:
+        peers.documents[b"b"] = (b"somebody", 0)
 
-    def observe(peers: Cluster) -> None:
-        if not crashed:
-            crashed.append(True)
-            peers.crash()
-            peers.documents[b"b"] = (b"somebody", 0)
-        peers.persist()
-
-    with cluster(on_observe=observe) as peers:
+    with cluster(on_observe=crashing_once(replace)) as peers:
         options = {"mode": "insert", "on_error": "skip", "durability": "persist"}
         report = written(peers, documents({b"a": b"1", b"b": b"1"}), **options)
         assert peers.documents == {b"a": (b"1", 0), b"b": (b"somebody", 0)}

@@ -91,16 +91,21 @@ def test_a_frame_that_is_cut_by_the_end_of_the_connection_comes_again(cut: int) 
         assert (start, uuid, snap_start, snap_end) == (2, 0xABCD, 0, 5)
 
 
-def test_a_stream_that_ends_early_is_asked_for_again() -> None:
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda frame: begun(frame, stream_end(0, frame.opaque, 5)),
+        lambda frame: [refused(frame, Status.TEMPORARY_FAILURE)],
+        lambda frame: [refused(frame, Status.BUSY)],
+        begun,
+    ],
+    ids=["ends early", "temporary failure", "busy", "falls silent"],
+)
+def test_a_stream_that_comes_to_nothing_is_asked_for_again(
+    first: Callable[[Frame], Sequence[Reply]],
+) -> None:
     with FakeNode({0: 5}) as node:
-        first_then(node, lambda frame: begun(frame, stream_end(0, frame.opaque, 5)))
-        assert seqnos(node) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.parametrize("status", [Status.TEMPORARY_FAILURE, Status.BUSY])
-def test_a_busy_node_is_asked_again(status: Status) -> None:
-    with FakeNode({0: 5}) as node:
-        first_then(node, lambda frame: [refused(frame, status)])
+        first_then(node, first)
         assert seqnos(node) == [1, 2, 3, 4, 5]
 
 
@@ -119,12 +124,6 @@ def test_a_peer_that_falls_silent_is_given_up_after_the_timeout() -> None:
         with pytest.raises(Silent, match=r"says nothing for 0\.6 s"):
             seqnos(node, lease=lease.token)
         assert node.count(Opcode.UPR_OPEN) == 2
-
-
-def test_a_peer_that_falls_silent_once_is_asked_again() -> None:
-    with FakeNode({0: 5}) as node:
-        first_then(node, begun)
-        assert seqnos(node) == [1, 2, 3, 4, 5]
 
 
 # --- leases that end ------------------------------------------------------------------------------
@@ -306,8 +305,7 @@ def test_a_lease_is_renewed_while_it_is_read_and_released_at_the_end() -> None:
         )
         batches = read(access(node), [Range(0)], COLUMNS, lease_s=1)
         next(batches)
-        while not node.count(Opcode.LEASE_RENEW):
-            pass
+        wait_until(lambda: node.count(Opcode.LEASE_RENEW) > 0, lambda: "it was not renewed")
         assert node.count(Opcode.LEASE_RELEASE) == 0
         assert list(batches) == []
         assert node.count(Opcode.LEASE_RELEASE) == 1

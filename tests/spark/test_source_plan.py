@@ -34,7 +34,6 @@ from uprmc.columnar.errors import (
     VBucketsChanged,
 )
 from uprmc.columnar.lease import of_token
-from uprmc.columnar.lookups import NotLookedUp
 from uprmc.columnar.nodes import BulkNodes
 from uprmc.columnar.schema import DEFAULT
 from uprmc.model import VBucketState
@@ -42,7 +41,7 @@ from uprmc.protocol.opcodes import Opcode
 from uprmc.remote.errors import LeaseRefused
 from uprmc.spark import batch
 from uprmc.spark.api import current_offsets, hold
-from uprmc.spark.batch import ReadTask, plan, run
+from uprmc.spark.batch import NotLookedUp, ReadTask, plan, run
 from uprmc.spark.options import IDLE_S, SPARE_LEASES, read_options
 from uprmc.spark.partitions import TASK_ITEMS_MIN, VBUCKET_WEIGHT, groups, parts_for
 from uprmc.spark.pushdown import EVERYTHING, Wanted

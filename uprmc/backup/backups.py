@@ -111,12 +111,7 @@ class Registered:
         self._rows = BulkRegistration(access, instance, restarts=False)
 
     def begin(self, lease: BulkLease, last: Manifest | None) -> None:
-        """Have kept what this increment and the next ones need.
-
-        Args:
-            lease: the moment of this increment.
-            last: the increment before.
-        """
+        """Have kept what this increment, at the moment of a lease, and the next ones need."""
         moment = {number: (each.high_seqno, each.uuid) for number, each in lease.held.items()}
         known = {} if last is None else _ends(last.vb)
         self._rows.begin(lambda number: known.get(number, moment[number]), lease.places)
@@ -378,10 +373,7 @@ def held(
 ) -> Iterator[tuple[BulkLease, BulkNodes]]:
     """Hold the moment of the increment for the length of the block.
 
-    Args:
-        wish: what is asked for.
-        chain: that the increment belongs to.
-        reader: the id under which the directory is registered, if it is.
+    `reader` is the id under which the directory is registered, if it is.
     """
     terms = {n: part.term for n, part in chain.increments[-1].manifest.vb.items()} if chain else {}
     with BulkNodes(replace(wish.access, terms=terms)) as nodes:

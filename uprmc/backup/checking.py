@@ -65,12 +65,9 @@ _Found = dict[tuple[int, int], Tally]
 def check_increments(
     increments: Sequence[Increment], engine: Engine, progress: Progress, *, contents: bool = True
 ) -> None:
-    """See that increments are as their manifests say, and that these can be true.
+    """See that increments of a chain are as their manifests say, and that these can be true.
 
-    Args:
-        increments: of one chain, from its full backup on.
-        engine, progress: for reading the files.
-        contents: read them; otherwise only manifests, names and sizes are looked at.
+    Without `contents` only manifests, names and sizes are looked at.
 
     Raises:
         BackupDamaged: something is missing, torn, exchanged, or contradicts something else.

@@ -98,10 +98,8 @@ def check_fields(fields: Iterable[str]) -> tuple[str, ...]:
 def row_hashes(batch: pa.RecordBatch, fields: tuple[str, ...] = FIELDS) -> Any:
     """Return the hash of every row, as a numpy array of uint64.
 
-    Args:
-        batch: has the columns ``key``, ``_op`` and, of the fields that are wanted, ``value`` and
-            those with an underscore before the name.
-        fields: what counts beside the key; see `FIELDS`.
+    The batch has the columns ``key``, ``_op`` and, of the fields that count beside the key,
+    ``value`` and those with an underscore before the name.
     """
     names = {field: field if field == "value" else f"_{field}" for field in fields}
     deleted = is_deleted(batch)
@@ -122,13 +120,9 @@ def row_hashes(batch: pa.RecordBatch, fields: tuple[str, ...] = FIELDS) -> Any:
 def digests(
     batch: pa.RecordBatch, hashes: Any, column: str = "_vb", vbuckets: Any = None
 ) -> dict[int, Digest]:
-    """Return the digest of each vBucket's rows in a batch.
+    """Return the digest of each vBucket's rows in a batch, by the rows' hashes (`row_hashes`).
 
-    Args:
-        batch: has the vBucket in `column`, unless `vbuckets` has them.
-        hashes: of its rows, by `row_hashes`.
-        column: see above.
-        vbuckets: the rows' vBuckets, as a numpy array, where they are not in a column.
+    The vBucket is in `column`, unless `vbuckets` has them as a numpy array.
     """
     if not len(hashes):
         return {}

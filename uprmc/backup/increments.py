@@ -45,11 +45,9 @@ class Beginning:
 
 
 def beginning(parts: Sequence[VBucketPart], present: VBucketHoldings) -> Beginning:
-    """Return where the next increment of a vBucket begins.
+    """Return where the next increment of a vBucket begins, which is like `present` at its moment.
 
-    Args:
-        parts: of this vBucket, in the increments of the chain, oldest first; none = it is new.
-        present: what the vBucket is like at the moment of the increment.
+    `parts` are its own in the increments of the chain, oldest first; none = it is new.
     """
     boundaries = boundaries_of(parts)
     for place, (uuid, seqno) in enumerate(boundaries):
@@ -191,12 +189,9 @@ def layers_of(
 def newest_rows(
     layers: Sequence[Layer], columns: Sequence[str] | None = None, prefix: bytes = b""
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the newest row of every key of a group; deletions, too.
+    """Yield the newest row of every key of a group, deletions too, of keys with a prefix.
 
-    Args:
-        layers: newest first, as `layers_of` returns them.
-        columns: of the batches; ``None`` = all.
-        prefix: only keys that begin so.
+    The layers are as `layers_of` returns them, newest first.
 
     Raises:
         BackupDamaged: a file is missing or torn.

@@ -397,10 +397,7 @@ def read_parts(
 def check_file(increment: Path, file: FilePart, *, contents: bool = True) -> str | None:
     """Return what is wrong with a file, ``None`` if it is as its manifest says.
 
-    Args:
-        increment: its directory.
-        file: what the manifest says.
-        contents: read it; otherwise only its size is looked at.
+    Without `contents` only its size is looked at.
     """
     path = increment / file.path
     try:

@@ -38,12 +38,7 @@ def told_floors(access: Access, lease: BulkLease) -> dict[int, int]:
 
 
 def floors_in(chain: Iterable[Manifest], vbuckets: Collection[int] | None) -> dict[int, int]:
-    """Return the highest floors in the increments of a chain, without those that are 0.
-
-    Args:
-        chain: the increments.
-        vbuckets: only of these; ``None`` = all.
-    """
+    """Return the highest floors in a chain, of some vBuckets or all, without those that are 0."""
     found: dict[int, int] = {}
     for manifest in chain:
         for number, part in manifest.vb.items():
@@ -53,16 +48,10 @@ def floors_in(chain: Iterable[Manifest], vbuckets: Collection[int] | None) -> di
 
 
 def raise_floors(access: Access, floors: Mapping[int, int], vbuckets: int) -> list[str]:
-    """Tell floors to the nodes that have the vBuckets now.
+    """Tell floors to the nodes that have the vBuckets now; return those that cannot take them.
 
-    Args:
-        access: the target.
-        floors: by vBucket.
-        vbuckets: how many there are where the floors come from. A target with another number gets
-            the highest floor everywhere: a key may be in any vBucket there.
-
-    Returns:
-        The nodes that do not know the command.
+    `vbuckets` says how many there are where the floors come from. A target with another number gets
+    the highest floor everywhere: a key may be in any vBucket there.
 
     Raises:
         Refused, NodeUnreachable, NoVBucket, ...: a floor was not raised for another reason.

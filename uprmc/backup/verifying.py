@@ -134,12 +134,7 @@ Side = Access | BackupSide
 
 
 class NodeSide:
-    """Nodes.
-
-    Args:
-        access: to them.
-        copies: which of their replicas are read, too.
-    """
+    """Nodes; `copies` says which of their replicas are read, too."""
 
     has_values = True
 

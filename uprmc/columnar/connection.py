@@ -163,9 +163,7 @@ def reusing() -> Iterator[None]:
 def taken(place: str, access: Access, purpose: str = "") -> NodeConnection:
     """Return a connection, one that rests or a new one; `given_back` takes it. Raises as `dialled`.
 
-    Args:
-        place, access: as for `dialled`.
-        purpose: what its users make of it, who find that in its `opened`; empty = nothing.
+    `purpose` is what its users make of it, who find that in its `opened`; empty = nothing.
     """
     found = _resting.take(_kind(place, access, purpose))
     return dialled(place, access) if found is None else found

@@ -97,11 +97,8 @@ class BulkLease:
     def reached(self, wanted: Mapping[int, tuple[int, int]]) -> dict[int, tuple[int, int]] | None:
         """Return up to which seqno vBuckets have a number of rows, and how many up to there.
 
-        Args:
-            wanted: by vBucket, the seqno to begin after and the number of rows.
-
-        Returns:
-            By vBucket; ``None`` if a node does not count rows, or cannot now.
+        `wanted` has the seqno to begin after and the number of rows. ``None`` = a node does not
+        count rows, or cannot now.
         """
         found: dict[int, tuple[int, int]] = {}
         for grant in self.grants:
@@ -133,7 +130,6 @@ def acquire(
     """Hold vBuckets as they are now; while a node holds too many leases, its turn is waited for.
 
     Args:
-        access: the nodes.
         vbuckets: by number; ``None`` = all that are active.
         lifetime_s: nodes may grant less (``upr.lease_max_s``).
         reader: the id under which who reads it is registered, see `registration`.

@@ -118,9 +118,7 @@ class BulkNodes:
     ) -> dict[int, NodeStanding]:
         """Return how far vBuckets are, all that are active unless some are named.
 
-        Args:
-            vbuckets: by number.
-            items: whether to count their documents, too.
+        With `items` their documents are counted, too.
 
         Raises:
             NoVBucket: one of them is active nowhere.
@@ -151,9 +149,7 @@ class BulkNodes:
     def persisted(self, vbucket: int, uuid: int) -> int:
         """Return up to where a vBucket's present history is on its node's disk.
 
-        Args:
-            vbucket: by number.
-            uuid: the history that is believed in; 0 is returned if it is not the present one.
+        0 if `uuid` is another history.
 
         Raises:
             NoVBucket, Refused: it is not there, or knows nothing of that history.

@@ -31,12 +31,8 @@ Durable = Callable[[int], tuple[int, int]]
 class BulkRegistration:
     """The rows of one reader in the watermark tables of the nodes.
 
-    Used by one thread.
-
-    Args:
-        access: where the nodes are.
-        instance: who is registered.
-        restarts: a vBucket whose deletions are gone is read from zero, and registered so.
+    Used by one thread. With `restarts` a vBucket whose deletions are gone is read from zero, and
+    registered so.
     """
 
     def __init__(self, access: Access, instance: Instance, *, restarts: bool) -> None:
@@ -47,9 +43,7 @@ class BulkRegistration:
     def begin(self, durable: Durable, places: Mapping[int, str]) -> None:
         """Register the vBuckets that are not registered where they are; report the others.
 
-        Args:
-            durable: what is committed.
-            places: the node of each vBucket that is read.
+        `places` has the node of each that is read.
         """
         new: dict[str, list[int]] = {place: [] for place in self._nodes}
         for number, place in places.items():

@@ -465,8 +465,7 @@ def packed(
 
     Args:
         options: how to write.
-        batch: the rows.
-        first_row: the first one's number in the task.
+        batch: the rows; `first_row` is the first one's number in the task.
         vbuckets: how many there are; 0 = it does not matter where keys belong (dry run).
         now: Unix time in seconds.
         item_limit_bytes: key and value together may have no more, as a node says; ``None`` if it

@@ -80,11 +80,7 @@ class Requests(NamedTuple):
 class WriteRounds:
     """Sends requests in rounds until each has its final answer.
 
-    Args:
-        options: how patient to be.
-        nodes: to ask; their connections are used for nothing else meanwhile.
-        clock: seconds that only grow.
-        sleep: waits.
+    The nodes' connections are used for nothing else meanwhile.
     """
 
     def __init__(
@@ -109,8 +105,7 @@ class WriteRounds:
         """Return what was answered, by place; what is quiet about success is not in it.
 
         Args:
-            requests: what is asked.
-            places: which of them, ascending; ``None`` = all.
+            requests, places: what is asked; places ascending, ``None`` = all.
             read: makes a number of an answer; temporary statuses must be returned as they are.
 
         Raises:
@@ -265,13 +260,7 @@ _CONFLICTS = frozenset((_OTHER, Status.KEY_EXISTS, Status.KEY_NOT_FOUND))
 
 
 class ResultClassifier:
-    """Carries out pieces and says what came of each row.
-
-    Args:
-        options: how to write.
-        rounds: carries out.
-        fail: called with every row that cannot be written.
-    """
+    """Carries out pieces and says what came of each row; `fail` gets those not to be written."""
 
     def __init__(
         self, options: WriteOptions, rounds: WriteRounds, fail: Callable[[ErrorRow], None]
@@ -458,13 +447,6 @@ class UnpersistedRows:
     """Rows that nodes have answered and may not have on disk.
 
     Made before the first row is sent.
-
-    Args:
-        options: how patient to be.
-        nodes: where the vBuckets are.
-        rounds: asks them.
-        send_again: see `SendAgain`.
-        clock, sleep: as everywhere.
     """
 
     def __init__(
@@ -630,17 +612,8 @@ RATE_STEP_S = 0.1
 class Writer:
     """Writes the rows of one task.
 
-    One thread at a time; it connects when there is a row to send.
-
-    Args:
-        options: how to write.
-        partition: which task this is.
-        attempt: which attempt at it, from 0.
-        name_row: says of a row's number in the task where it came from, for messages.
-        nodes: makes the connections.
-        clock: seconds that only grow.
-        sleep: waits.
-        now: Unix time in seconds.
+    One thread at a time; it connects when there is a row to send. `name_row` says of a row's number
+    in the task where it came from, for messages.
     """
 
     def __init__(

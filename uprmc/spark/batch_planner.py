@@ -95,11 +95,8 @@ def settled(
 ) -> SettledBatch:
     """Return what is known of a place once the batch that ended there is over.
 
-    Args:
-        start: the place.
-        confirmed: its lease still holds everything, at nodes that still own the vBuckets.
-        places: the nodes of its lease, by vBucket.
-        rules: with losses allowed, a task may have begun a vBucket again.
+    `confirmed`: its lease still holds everything, at nodes that still own the vBuckets. `places`
+    are the nodes of the lease. With losses allowed, a task may have begun a vBucket again.
     """
     positions = {number: each.quiet() for number, each in start.positions.items()}
     if confirmed or start.lease is None:
@@ -181,10 +178,7 @@ def advanced(
     """Return the end of a batch that begins to read a new lease.
 
     Args:
-        here: where the stream stands.
         seen: what the lease holds.
-        lease: its token.
-        rules: what to do about branches and losses.
         rows: which the batch may have; ``None`` = as many as there are.
         count: counts rows of the lease; without it, rows are taken for as many as seqnos.
 
@@ -382,10 +376,6 @@ class Slice:
 
         A history that is gone takes the end along: there is nothing to be read, and the driver will
         go back before it plans the next batch. What a control row undoes is undone in any case.
-
-        Args:
-            seen: what there is now.
-            rules: what to do about branches and losses.
 
         Raises:
             RolledBack, DataLost: to fail.

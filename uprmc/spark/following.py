@@ -85,9 +85,7 @@ class SparkFollower:
     def latest(self, start: Offset, rows: int | None = None) -> Offset:
         """Return the end of the batch that begins at `start`; the same text = there is none.
 
-        Args:
-            start: where the last batch ended, or `initial`.
-            rows: at most, about; ``None`` = all there are.
+        It has about as many rows, or all there are.
 
         Raises:
             RolledBack, DataLost, NoVBucket, VBucketsChanged: see ``docs/spark.md``.

@@ -243,9 +243,7 @@ _OF_VIEWS = frozenset(plain(each.name) for each in table(Columns))
 def read_options(options: Mapping[str, Any], *, kind: str = "") -> ReadOptions:
     """Return what a reader was asked for.
 
-    Args:
-        options: as Spark hands them over.
-        kind: ``batch`` or ``stream``: options of the other are refused; empty = both are taken.
+    `kind` is ``batch`` or ``stream``: options of the other are refused; empty = both are taken.
 
     Raises:
         BadOption: a name or a value is wrong, or two contradict each other.

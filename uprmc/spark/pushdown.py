@@ -34,12 +34,7 @@ EVERYTHING = Wanted()
 
 
 def push(filters: Sequence[Any], columns: Columns) -> tuple[Wanted, list[Any]]:
-    """Return what the filters want, and those of them that Spark has to apply.
-
-    Args:
-        filters: of `pyspark.sql.datasource`.
-        columns: of the read.
-    """
+    """Return what filters of `pyspark.sql.datasource` want, and those that Spark has to apply."""
     wanted, rest = EVERYTHING, []
     for each in filters:
         narrower = _narrower(wanted, each, columns)

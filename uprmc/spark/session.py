@@ -51,10 +51,7 @@ _LOCAL_SETTINGS = {
 
 
 def find_java(environment: Mapping[str, str] | None = None) -> str:
-    """Return the Java that Spark will start.
-
-    Args:
-        environment: where to look for JAVA_HOME and PATH; this process's unless given.
+    """Return the Java that Spark will start, by an environment or that of this process.
 
     Raises:
         JavaMissing: there is none, it does not run, or it is older than `JAVA_MIN`.

@@ -49,11 +49,6 @@ class SinkWritten(WriterCommitMessage):
 def sink_options(options: Mapping[str, Any], schema: Any, overwrite: bool) -> SinkOptions:
     """Return what a sink is to do, checked against what it will get.
 
-    Args:
-        options: as Spark hands them over.
-        schema: of the rows.
-        overwrite: whether everything that is there is to be replaced.
-
     Raises:
         OverwriteRefused: always, with `overwrite`.
         BadOption: as `write_options`.

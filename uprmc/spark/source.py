@@ -174,12 +174,10 @@ class RefusedStream(DataSourceStreamReader):
 
 
 def fitted(options: ReadOptions, schema: Any) -> ReadOptions:
-    """Return options whose columns are those of a schema.
+    """Return options whose columns are those of a schema of Spark's.
 
-    Args:
-        options: as the user gave them.
-        schema: Spark's; either made of these options, or the user's own, which then chooses
-            columns and types as options ``columns``, ``keyType`` and ``u64`` do.
+    It was made of these options, or is the user's own, which then chooses columns and types as
+    options ``columns``, ``keyType`` and ``u64`` do.
 
     Raises:
         BadSchema: there is no such column, or not with this type.

@@ -38,12 +38,7 @@ _OUTCOME_DDL = "index BIGINT, outcome BINARY"
 
 
 class SparkEngine:
-    """See the module docstring.
-
-    Args:
-        spark: the session.
-        parallelism: tasks that run at the same time; 0 = as Spark says.
-    """
+    """See the module docstring. `parallelism` 0 = as many tasks at a time as Spark says."""
 
     def __init__(self, spark: SparkSession, parallelism: int = 0) -> None:
         self._spark = spark

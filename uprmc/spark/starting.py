@@ -28,12 +28,6 @@ def starts_of(
 ) -> dict[int, Range]:
     """Return the range of each vBucket from where option ``startingOffsets`` says.
 
-    Args:
-        text: the option.
-        vbuckets: which are read.
-        standings: of those that are active.
-        count: how many vBuckets the nodes have in all.
-
     Raises:
         BadOption, BadFile: the text makes no sense, or names no manifest that can be used.
         VBucketsChanged: it is about another number of vBuckets.
@@ -129,15 +123,9 @@ class Begin:
 def begins(
     options: ReadOptions, vbuckets: Iterable[int], lease: str | None = None
 ) -> dict[int, Begin]:
-    """Return where vBuckets begin at `ReadOptions.starting_timestamp`.
+    """Return where vBuckets begin at `ReadOptions.starting_timestamp`; raises as `reading.read`.
 
-    Args:
-        options: of the read.
-        vbuckets: which.
-        lease: token of the lease to look at; ``None`` = one of its own, of now.
-
-    Raises:
-        As `reading.read`.
+    `lease` is the token of the lease to look at; ``None`` = one of its own, of now.
     """
     assert options.starting_timestamp is not None
     places = _Places(options.starting_timestamp)
