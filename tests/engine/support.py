@@ -12,7 +12,7 @@ from typing import Any
 from uprmc.config import EngineSettings, FlushSettings, MemorySettings, PurgeSettings, Settings
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.flusher import Flush
-from uprmc.engine.vbucket import VBucket
+from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.engine.warmup import Warmup
 from uprmc.errors import StoreError
 from uprmc.model import Item, VBucketHeader
@@ -61,6 +61,23 @@ class CountingEntropy:
         """Return the next number."""
         self.given += 1
         return self.given
+
+
+class Watching:
+    """Follows a vBucket and writes down what it hears."""
+
+    def __init__(self, vbucket: VBucket) -> None:
+        self.told: list[str] = []
+        vbucket.watchers.append(self)
+        vbucket.waiting.append(self)
+
+    def changed(self) -> None:
+        """Note a change."""
+        self.told.append("changed")
+
+    def interrupted(self, why: Interruption) -> None:
+        """Note why it ended."""
+        self.told.append(why.value)
 
 
 class FaultyStore(MemoryStore):

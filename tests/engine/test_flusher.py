@@ -13,7 +13,7 @@ from uprmc.engine.failover_log import last_complete_seqno
 from uprmc.engine.flusher import Flush, Flusher
 from uprmc.engine.write_queue import SEGMENT_BITS
 from uprmc.errors import StoreError, StoreFull, StoreMapFull, TemporaryFailure
-from uprmc.model import SnapshotRange
+from uprmc.model import SnapshotRange, VBucketState
 from uprmc.storage.interface import CommitBatch
 
 SEGMENT = 1 << SEGMENT_BITS
@@ -706,3 +706,136 @@ def test_what_was_written_is_freed_a_little_at_a_time() -> None:
     sizes = [len(records)] + [len(records) for _ in flush.let_go()]
     assert not records
     assert max(before - after for before, after in itertools.pairwise(sizes)) <= 256
+
+
+# --- pausing --------------------------------------------------------------------------------------
+
+
+def test_a_flusher_that_is_paused_says_so_and_keeps_what_gathers(node: Node) -> None:
+    flusher = node.bucket.flusher
+    assert not flusher.paused
+    flusher.pause()
+    assert flusher.paused
+    assert not flusher.pending
+    node.set(b"k")
+    assert flusher.pending
+    assert flusher.queued == 1
+    assert node.vbucket.persisted_seqno == 0
+
+
+def test_resuming_announces_what_has_gathered_once(node: Node) -> None:
+    flusher = node.bucket.flusher
+    announced: list[bool] = []
+    node.bucket.account.on_dirty = lambda: announced.append(flusher.paused)
+    flusher.pause()
+    flusher.resume()
+    assert announced == [], "there is nothing to do"
+    flusher.pause()
+    node.set(b"k")
+    assert announced == [True]
+    flusher.resume()
+    assert announced == [True, False]
+    assert not flusher.paused
+
+
+def test_resuming_announces_a_waiter_though_nothing_is_dirty(node: Node) -> None:
+    flusher = node.bucket.flusher
+    flusher.pause()
+    told: list[bool] = []
+    flusher.when_durable(told.append)
+    announced: list[None] = []
+    node.bucket.account.on_dirty = lambda: announced.append(None)
+    flusher.resume()
+    assert len(announced) == 1
+    node.flush()
+    assert told == [True]
+
+
+def test_a_flush_under_way_goes_on_to_its_end(node: Node) -> None:
+    node.set(b"k")
+    flush = node.begin()
+    node.bucket.flusher.pause()
+    node.bucket.flusher.commit(flush)
+    node.bucket.flusher.finish(flush)
+    assert list(node.stored()) == [b"k"]
+
+
+def test_a_stop_in_order_persists_everything_all_the_same(node: Node) -> None:
+    node.bucket.flusher.pause()
+    node.set(b"k")
+    node.stop()
+    after = node.restarted()
+    assert after.vbucket.get(b"k") is not None
+    assert not after.bucket.flusher.paused
+
+
+# --- local documents ------------------------------------------------------------------------------
+
+
+def test_a_local_document_goes_with_the_next_commit(node: Node) -> None:
+    told: list[bool] = []
+    node.bucket.flusher.write_local(b"name", b"1", told.append)
+    assert node.bucket.flusher.pending
+    assert (node.store.local(b"name"), told) == (None, [])
+    node.flush()
+    assert (node.store.local(b"name"), told) == (b"1", [True])
+    assert not node.bucket.flusher.pending
+    node = node.restarted()
+    assert node.store.local(b"name") == b"1"
+    node.bucket.flusher.write_local(b"name", None, told.append)
+    node.flush()
+    assert node.store.local(b"name") is None
+
+
+def test_the_flusher_is_called_for_it_and_hurries(node: Node) -> None:
+    called: list[bool] = []
+    node.bucket.account.on_dirty = lambda: called.append(True)
+    node.bucket.flusher.write_local(b"name", b"1", lambda _: None)
+    assert called
+    assert node.bucket.flusher.delay(0.0, 100.0) == 0.0
+
+
+def test_it_is_in_one_commit_with_the_headers_of_the_same_turn(node: Node) -> None:
+    node.bucket.set_state(0, VBucketState.REPLICA)
+    node.bucket.flusher.write_local(b"name", b"follows", lambda _: None)
+    flush = node.begin()
+    assert flush.batch.local == {b"name": b"follows"}
+    assert [change.vbucket for change in flush.batch.changes] == [0]
+
+
+def test_after_a_failure_it_is_tried_again_and_writes_are_refused(node: Node) -> None:
+    told: list[bool] = []
+    flusher = node.bucket.flusher
+    flusher.write_local(b"name", b"1", told.append)
+    node.fail_flush(StoreFull("full"))
+    assert told == [False]
+    assert flusher.pending
+    with pytest.raises(TemporaryFailure):
+        node.set(b"key")
+    node.flush()
+    assert node.store.local(b"name") == b"1"
+    node.set(b"key")
+
+
+def test_a_newer_one_is_not_undone_by_trying_the_older_again(node: Node) -> None:
+    flusher = node.bucket.flusher
+    flusher.write_local(b"name", b"1", lambda _: None)
+    flusher.write_local(b"other", b"1", lambda _: None)
+    flush = node.begin()
+    flusher.write_local(b"name", b"2", lambda _: None)
+    flusher.failed(flush, StoreFull("full"))
+    node.flush()
+    assert (node.store.local(b"name"), node.store.local(b"other")) == (b"2", b"1")
+
+
+def test_one_that_is_written_during_a_flush_goes_with_the_next(node: Node) -> None:
+    told: list[bool] = []
+    flusher = node.bucket.flusher
+    node.set(b"key")
+    flush = node.begin()
+    flusher.write_local(b"name", b"1", told.append)
+    flusher.commit(flush)
+    flusher.finish(flush)
+    assert (node.store.local(b"name"), told) == (None, [])
+    node.flush()
+    assert (node.store.local(b"name"), told) == (b"1", [True])

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.contents import table_of
-from tests.engine.support import BEGINNING, Node, settings_of
+from tests.engine.support import BEGINNING, Node, Watching, settings_of
 from uprmc.engine.replica import apply, begin_again, flush_all, outrank, overwrite
-from uprmc.engine.vbucket import Interruption
 from uprmc.engine.with_meta import REV_MAX
 from uprmc.errors import InvalidArguments, Locked, OutOfMemory, TemporaryFailure
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketState
@@ -39,18 +38,6 @@ def impose(
     node: Node, item: Item, *, plain: bool = False, within_snapshot: bool = False
 ) -> Item | None:
     return overwrite(node.bucket, node.vbucket, item, plain=plain, within_snapshot=within_snapshot)
-
-
-class Watcher:
-    def __init__(self) -> None:
-        self.changes = 0
-        self.interruptions: list[Interruption] = []
-
-    def changed(self) -> None:
-        self.changes += 1
-
-    def interrupted(self, why: Interruption) -> None:
-        self.interruptions.append(why)
 
 
 # --- versions -------------------------------------------------------------------------------------
@@ -145,13 +132,12 @@ def test_a_lock_counts_only_where_clients_are_served(node: Node) -> None:
 
 def test_numbering_begins_a_branch_once(node: Node) -> None:
     (old, *rest) = node.vbucket.failover_log
-    watcher = Watcher()
-    node.vbucket.watchers.append(watcher)
+    watcher = Watching(node.vbucket)
     impose(node, version())
     (new, *others) = node.vbucket.failover_log
     assert others == [old, *rest]
     assert new.seqno == 0
-    assert watcher.interruptions == [Interruption.STATE_CHANGED]
+    assert watcher.told == ["state changed"]
     impose(node, version(b"b"))
     assert node.vbucket.failover_log == (new, *others)
 
@@ -258,17 +244,16 @@ def test_a_removed_vbuckets_successor_begins_with_its_own_branch(node: Node) -> 
 
 
 def test_a_snapshot_is_open_until_it_is_said_to_be_whole(node: Node) -> None:
-    watcher = Watcher()
     impose(node, version())
     impose(node, version(b"b"), within_snapshot=True)
-    node.vbucket.waiting.append(watcher)
+    watcher = Watching(node.vbucket)
     impose(node, version(b"c"), within_snapshot=True)
     assert node.vbucket.receiving == SnapshotRange(1, 4)
-    assert watcher.changes == 0
+    assert watcher.told == []
     node.flush()
     assert node.header().snapshot == SnapshotRange(1, 4)
     node.vbucket.complete_snapshot()
-    assert watcher.changes == 1
+    assert watcher.told == ["changed"]
     assert node.vbucket.whole_seqno == 3
     node.flush()
     assert node.header().snapshot == SnapshotRange(3, 3)

@@ -7,11 +7,11 @@ from collections.abc import Callable, Generator, Iterator
 import pytest
 
 from tests.contents import table_of
-from tests.engine.support import Node, settings_of
+from tests.engine.support import Node, Watching, settings_of
 from uprmc.engine import flusher
 from uprmc.engine.flusher import Flush
 from uprmc.engine.memory import Evictor
-from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import POPULATED_MARK
 from uprmc.errors import InvalidArguments, NotMyVBucket, StoreError, StoreFull
 from uprmc.model import VBucketState
@@ -116,27 +116,12 @@ def test_a_removal_and_a_waiter_are_announced_though_nothing_is_dirty() -> None:
     assert node.bucket.flusher.delay(0.0, 1.0) == 0
 
 
-class Follower:
-    """Notes what a watcher is told."""
-
-    def __init__(self) -> None:
-        self.told: list[Interruption] = []
-
-    def changed(self) -> None:
-        raise AssertionError("nothing changed")
-
-    def interrupted(self, why: Interruption) -> None:
-        self.told.append(why)
-
-
 def test_whoever_follows_it_is_told_once() -> None:
     node = filled()
     node.bucket.set_state(0, VBucketState.DEAD)
-    follower = Follower()
-    node.vbucket.watchers.append(follower)
-    node.vbucket.waiting.append(follower)
+    follower = Watching(node.vbucket)
     node.bucket.remove(0, lambda _: None)
-    assert follower.told == [Interruption.STATE_CHANGED]
+    assert follower.told == ["state changed"]
 
 
 def test_somebody_who_still_holds_it_can_neither_write_nor_miscount() -> None:

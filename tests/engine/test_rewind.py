@@ -8,13 +8,13 @@ import pytest
 
 from tests.contents import receive_all, table_of
 from tests.engine.readings import open_reading
-from tests.engine.support import FaultyStore, Node, settings_of
+from tests.engine.support import FaultyStore, Node, Watching, settings_of
 from uprmc.config import UprSettings
 from uprmc.engine.flusher import Flush
 from uprmc.engine.reading import Leases
 from uprmc.engine.replica import Rewind, lost_keys, roll_back, target
 from uprmc.engine.tombstones import PurgeRule
-from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.vbucket import VBucket
 from uprmc.engine.watermarks.rows import Limit
 from uprmc.errors import InvalidArguments, NotResident, StoreError, StoreFull, TemporaryFailure
 from uprmc.model import FailoverEntry, Item, Life, SnapshotRange, VBucketState
@@ -347,25 +347,10 @@ def test_a_disk_that_cannot_be_read_changes_nothing(
 # --- until it is on disk --------------------------------------------------------------------------
 
 
-class Follower:
-    """A watcher that remembers what it was told."""
-
-    def __init__(self, vbucket: VBucket) -> None:
-        self.told: list[Interruption] = []
-        vbucket.watchers.append(self)
-        vbucket.waiting.append(self)
-
-    def changed(self) -> None:
-        raise AssertionError("a rollback is no change")
-
-    def interrupted(self, why: Interruption) -> None:
-        self.told.append(why)
-
-
 def test_who_follows_is_told(node: Node) -> None:
-    follower = Follower(node.vbucket)
+    follower = Watching(node.vbucket)
     back(node, 6, version(b"a", 1))
-    assert follower.told == [Interruption.ROLLED_BACK]
+    assert follower.told == ["rolled back"]
     assert (node.vbucket.watchers, node.vbucket.waiting) == ([], [])
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.contents import change_of, table_of
 from tests.engine.readings import open_reading
-from tests.engine.support import Node, settings_of
+from tests.engine.support import Node, Watching, settings_of
 from uprmc.engine import replica
-from uprmc.engine.vbucket import Interruption, VBucket
+from uprmc.engine.vbucket import VBucket
 from uprmc.errors import NotMyVBucket, RangeExceeded, TemporaryFailure
 from uprmc.model import SEQNO_MAX, FailoverEntry, Item, SnapshotRange, VBucketHeader, VBucketState
 from uprmc.record import pack
@@ -19,21 +19,6 @@ from uprmc.storage.interface import CommitBatch
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
 PAIRS = list(product(VBucketState, VBucketState))
-
-
-class Watching:
-    """Somebody who follows a vBucket and writes down what it is told."""
-
-    def __init__(self, vbucket: VBucket) -> None:
-        self.told: list[str] = []
-        vbucket.watchers.append(self)
-        vbucket.waiting.append(self)
-
-    def changed(self) -> None:
-        self.told.append("changed")
-
-    def interrupted(self, why: Interruption) -> None:
-        self.told.append(why.value)
 
 
 def receive(vbucket: VBucket, end: int, *seqnos: int) -> None:

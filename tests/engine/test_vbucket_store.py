@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.contents import queued, table_of
 from tests.engine.support import Node, settings_of
@@ -357,3 +359,78 @@ def test_a_counter_on_disk_waits_for_its_value(node: Node) -> None:
         node.vbucket.add_delta(b"k", 1, initial=5)
     node.fetch(b"k")
     assert node.vbucket.add_delta(b"k", 1, initial=5)[0] == 11
+
+
+# --- counters -------------------------------------------------------------------------------------
+
+
+# stored, deltas, stored afterwards
+TABLE = [
+    (b"100", [-1], b"99 "),
+    (b"99 ", [-95], b"4  "),
+    (b"1  ", [1], b"2  "),
+    (b"2  ", [1_000], b"1002"),
+    (b"0  ", [5], b"5  "),
+    (b"99", [1], b"100"),
+    (b"18446744073709551615", [1], b"0" + 19 * b" "),
+    (b"10", [-1], b"9 "),
+    (b"10", [-1, 1], b"10"),
+    (b" 12", [1], b"13 "),
+    (b"12 ", [1], b"13 "),
+    (b"00000000000000000001", [1], b"2" + 19 * b" "),
+    (b"1\n  ", [1], b"2   "),
+    (b"000000000000000000001", [1], b"2" + 20 * b" "),
+    (b"5", [-9], b"0"),
+    (b"18446744073709551610", [10], b"4" + 19 * b" "),
+    (b"0", [2**64 - 1], b"18446744073709551615"),
+    (b"18446744073709551615", [-(2**64 - 1)], b"0" + 19 * b" "),
+]
+
+
+@pytest.mark.parametrize(("stored", "deltas", "afterwards"), TABLE)
+def test_each_row_of_the_table(
+    node: Node, stored: bytes, deltas: list[int], afterwards: bytes
+) -> None:
+    node.set(b"k", stored)
+    for delta in deltas:
+        number, item = node.vbucket.add_delta(b"k", delta)
+    assert item.value == afterwards
+    assert number == int(afterwards)
+    node.check()
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (b"0", 0),
+        (b"18446744073709551615", 2**64 - 1),
+        (b"18446744073709551616", None),
+        (b"\t\n\v\f\r 7", 7),
+        (b"7\x00", None),
+        (b"7 x", 7),
+        (b"", None),
+        (b"  ", None),
+        (b"x7", None),
+        ("\uff17".encode(), None),
+        (b"9" * 10_000, None),
+    ],
+)
+def test_what_counts_as_a_number(node: Node, value: bytes, number: int | None) -> None:
+    node.set(b"k", value)
+    if number is None:
+        with pytest.raises(DeltaBadValue):
+            node.vbucket.add_delta(b"k", 0)
+    else:
+        assert node.vbucket.add_delta(b"k", 0)[0] == number
+
+
+@given(number=st.integers(0, 2**64 - 1), delta=st.integers(0, 2**64 - 1), padded=st.booleans())
+def test_up_wraps_and_down_stops_and_the_text_never_shrinks(
+    number: int, delta: int, padded: bool
+) -> None:
+    node = Node()
+    node.set(b"k", b"%d" % number)
+    up, item = node.vbucket.add_delta(b"k", delta, padded=padded)
+    assert up == (number + delta) % 2**64
+    assert item.value == (b"%d" % up).ljust(len(b"%d" % number) if padded else 0)
+    assert node.vbucket.add_delta(b"k", -delta)[0] == max(up - delta, 0)
