@@ -1,4 +1,4 @@
-"""A producer on a leash, and the client at its other end: what `test_producer*` are written with.
+"""A producer on a leash, and the client at its other end: what transcripts stand on.
 
 `Rig` joins a `TapProducer` to a `FakeNode`; `Peer` is a TAP client that keeps documents as real
 ones do and acknowledges as it is told to.
@@ -161,6 +161,7 @@ class Line:
     def __init__(self, rig: Rig, connect: Connect, options: dict[str, object]) -> None:
         self.rig = rig
         self.wakes = 0
+        self.heard: list[TapMessage] = []
         self.unanswered: list[TapMessage] = []
         self.upstream = FakeUpstream(rig.node, wake=self._woken, **options)  # type: ignore[arg-type]
         self.known = rig.names.connect(connect, rig.now, UNIX_NOW)
@@ -184,6 +185,7 @@ class Line:
         size = self.producer.fill(out, budget)
         assert size == sum(map(len, out)), "it says another size than it has put out"
         messages = take_apart(b"".join(out))
+        self.heard += messages
         self.unanswered += [message for message in messages if message.wants_ack]
         return messages
 

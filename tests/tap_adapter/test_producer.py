@@ -1,172 +1,45 @@
-"""What a TAP client gets: order of messages, dump, backfill, live changes, vBucket lists.
-
-Source: TAP reference 3, 6 and 10.
-"""
+"""What transcripts do not show of a producer: fields of messages, limits, torn answers."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.tap_adapter.fake_upstream import FakeNode
-from tests.tap_adapter.tap_peer import ACK, CHECKPOINT, DUMP, FOR_EVER, IN_ORDER, KEYS_ONLY, Rig
-from uprmc.model import VBucketState
-from uprmc.protocol.opcodes import EndReason, Status
+from tests.tap_adapter.tap_peer import (
+    ACK,
+    CHECKPOINT,
+    IN_ORDER,
+    KEYS_ONLY,
+    REGISTERED,
+    TAKEOVER,
+    Line,
+    Peer,
+    Rig,
+)
+from uprmc.protocol.header import pack_request
+from uprmc.protocol.opcodes import MAGIC_REQUEST, Opcode, Status
 from uprmc.protocol.tap import TapFlag
+from uprmc.tap_adapter import feed
+from uprmc.tap_adapter.feed import PULL_BYTES, beginnings_first
+from uprmc.tap_adapter.openings import FETCHED_AT_ONCE
+from uprmc.tap_adapter.window import SEQUENCE_MAX
 
 pytestmark = pytest.mark.acceptance("D56")
 
 
-@pytest.fixture
-def node() -> FakeNode:
-    node = FakeNode(3)
-    node[3].set(b"a", b"1")
-    node[3].set(b"b", b"2")
+def filled(items: int, value: bytes = b"v") -> FakeNode:
+    node = FakeNode(0)
+    for index in range(items):
+        node[0].set(b"k%d" % index, value)
     return node
 
 
-def test_a_stream_without_acks_is_the_backfill_and_then_what_happens(node: FakeNode) -> None:
-    line = Rig(node).connect()
-    assert line.said() == ["opaque 1 vb3", "a=1", "b=2", "opaque 8 vb3"]
-    node[3].set(b"a", b"3")
-    node[3].delete(b"b")
-    assert line.said() == ["a=3", "-b"]
+# --- messages -------------------------------------------------------------------------------------
 
 
-def test_with_acks_opaque_0_comes_first_and_holds_all_items_back(node: FakeNode) -> None:
-    line = Rig(node).connect(ACK)
-    assert line.said() == ["opaque 0!", "opaque 1 vb3!"]
-    line.ack_all()
-    assert line.said() == ["a=1", "b=2!"]
-    line.ack_all()
-    assert line.said() == ["opaque 8 vb3!"]
-
-
-def test_checkpoints_are_announced_by_opaque_2_after_opaque_0(node: FakeNode) -> None:
-    assert Rig(node).connect(ACK | CHECKPOINT).said()[:2] == ["opaque 0!", "opaque 2!"]
-
-
-@pytest.mark.parametrize("budget", [1, 60, 1_000_000])
-@pytest.mark.parametrize("pieces", [1, 2, 3])
-@pytest.mark.parametrize("flags", [0, ACK])
-def test_a_dump_ends_with_a_plain_close(
-    node: FakeNode, flags: int, pieces: int, budget: int
-) -> None:
-    line = Rig(node).connect(DUMP | flags, pieces=pieces)
-    said = [text.rstrip("!") for text in line.run(budget)]
-    assert said[-4:] == ["opaque 1 vb3", "a=1", "b=2", "opaque 8 vb3"]
-    assert line.producer.done
-    assert line.producer.closed
-
-
-def test_a_dump_waits_for_its_last_ack(node: FakeNode) -> None:
-    line = Rig(node).connect(DUMP | ACK)
-    while "opaque 8 vb3!" not in line.said():
-        line.ack_all()
-    assert not line.producer.done
-    line.ack_all()
-    line.drain()
-    assert line.producer.done
-
-
-def test_a_dump_has_what_was_there_at_connect_and_nothing_of_later(node: FakeNode) -> None:
-    line = Rig(node).connect(DUMP)
-    node[3].set(b"c", b"later")
-    line.run()
-    assert line.upstream.opened[0][1].end_seqno == 2
-    assert line.producer.done
-
-
-def test_a_dump_leaves_empty_and_replica_vbuckets_out(node: FakeNode) -> None:
-    node.vbuckets |= FakeNode(4).vbuckets | FakeNode(5, state=VBucketState.REPLICA).vbuckets
-    node[5].set(b"r", b"1")
-    line = Rig(node).connect(DUMP, vbuckets=(3, 4, 5))
-    line.run()
-    assert [number for number, _ in line.upstream.opened] == [3]
-
-
-def test_a_dump_of_nothing_closes(node: FakeNode) -> None:
-    line = Rig(node).connect(DUMP, vbuckets=(77,))
-    assert line.run() == []
-    assert line.producer.done
-
-
-def test_a_stream_of_nothing_stays_open(node: FakeNode) -> None:
-    line = Rig(node).connect(vbuckets=(77,))
-    assert line.run() == []
-    assert not line.producer.closed
-
-
-def test_a_dump_keeps_no_position(node: FakeNode) -> None:
-    line = Rig(node).connect(DUMP | ACK | CHECKPOINT)
-    assert "start 1!" not in line.run()
-    assert not line.known.cursors
-    assert len(line.known.ring) == 0
-
-
-def test_without_a_list_all_active_vbuckets_come(node: FakeNode) -> None:
-    node.vbuckets |= FakeNode(4).vbuckets | FakeNode(5, state=VBucketState.REPLICA).vbuckets
-    line = Rig(node).connect()
-    line.run()
-    assert sorted(line.upstream.streams) == [3, 4]
-
-
-def test_a_list_names_replicas_too_and_missing_ones_are_left_out(node: FakeNode) -> None:
-    node.vbuckets |= FakeNode(5, state=VBucketState.REPLICA).vbuckets
-    line = Rig(node).connect(vbuckets=(5, 9))
-    line.run()
-    assert sorted(line.upstream.streams) == [5]
-
-
-def test_a_vbucket_that_the_producer_does_not_serve_is_left_out(node: FakeNode) -> None:
-    node.vbuckets |= FakeNode(5, state=VBucketState.DEAD).vbuckets
-    line = Rig(node).connect(vbuckets=(3, 5))
-    assert line.said()[-1] == "opaque 8 vb3"
-    assert not line.producer.closed
-
-
-def test_an_empty_vbucket_is_backfilled_at_once() -> None:
-    node = FakeNode(1)
-    line = Rig(node).connect()
-    assert line.said() == ["opaque 1 vb1", "opaque 8 vb1"]
-
-
-def test_an_age_in_the_future_means_no_backfill(node: FakeNode) -> None:
-    line = Rig(node).connect(age=FOR_EVER)
-    assert line.said() == []
-    node[3].set(b"c", b"3")
-    assert line.said() == ["c=3"]
-
-
-@pytest.mark.parametrize("age", [0, 1_699_999_999])
-def test_an_age_in_the_past_means_everything(node: FakeNode, age: int) -> None:
-    assert "a=1" in Rig(node).connect(age=age).said()
-
-
-def test_the_position_is_taken_at_connect(node: FakeNode) -> None:
-    line = Rig(node).connect(ACK, age=FOR_EVER)
-    assert line.said() == ["opaque 0!"]
-    node[3].set(b"c", b"3")
-    assert line.said() == []  # the gate is shut
-    line.ack_all()
-    assert line.said() == ["c=3!"]
-
-
-def test_the_position_is_taken_when_the_survey_answers_even_if_streams_open_later(
-    node: FakeNode,
-) -> None:
-    line = Rig(node).connect(age=FOR_EVER, patient=True)
-    line.upstream.deliver(1)
-    node[3].set(b"c", b"3")
-    assert line.said() == []
-    line.upstream.deliver()
-    assert line.wakes
-    assert line.said() == ["c=3"]
-
-
-def test_keys_only_leaves_values_out_and_says_so(node: FakeNode) -> None:
-    messages = Rig(node).connect(KEYS_ONLY, values=False).drain()
-    item = messages[1]
-    assert (item.key, item.value) == (b"a", b"")
+def test_keys_only_leaves_values_out_and_says_so() -> None:
+    item = Rig(filled(1)).connect(KEYS_ONLY, values=False).drain()[1]
+    assert (item.key, item.value) == (b"k0", b"")
     assert item.flags & TapFlag.NO_VALUE
 
 
@@ -183,85 +56,172 @@ def test_item_flags_are_swapped_unless_the_client_asks(
     assert (item.item_flags, item.flags & TapFlag.NETWORK_BYTE_ORDER) == (on_the_wire, marked)
 
 
-def test_an_expiry_is_a_delete(node: FakeNode) -> None:
-    line = Rig(node).connect()
+def test_sequence_numbers_begin_at_1_again_after_the_highest() -> None:
+    line = Rig(filled(10), ack_interval=4).connect(ACK)
+    window = line.producer._conversation.send_queue.window
+    window.sent = window.acked = SEQUENCE_MAX - 4
+    messages = line.run_messages()
+    numbers = [message.opaque for message in messages]
+    assert numbers[:7] == [*range(SEQUENCE_MAX - 3, SEQUENCE_MAX + 1), 1, 2, 3]
+    assert line.known.cursors[0].acked == 10
+    assert [m.opaque for m in messages if m.opaque % 4 == 0 and not m.wants_ack] == []
+
+
+def test_only_a_streams_first_frame_of_a_pull_is_moved() -> None:
+    def frame(opcode: int, opaque: int, *pieces: bytes) -> list[bytes]:
+        size = sum(map(len, pieces))
+        return [pack_request(MAGIC_REQUEST, opcode, 0, 0, 0, 0, size, opaque, 0), *pieces]
+
+    marker, item = Opcode.UPR_SNAPSHOT_MARKER, Opcode.UPR_MUTATION
+    first, second = frame(item, 1, b"key", b""), frame(marker, 2)
+    third, fourth = frame(marker, 1), frame(item, 2, b"key", b"value")
+    assert beginnings_first(first + second + third + fourth) == (
+        second + first + third + fourth,
+        len(second),
+    )
+
+
+def test_a_peer_that_checks_checkpoints_is_content_over_reconnections() -> None:
+    rig, peer = Rig(filled(1)), Peer()
+    for step in range(5):
+        line = rig.connect(ACK | CHECKPOINT)
+        peer.open_checkpoints.clear()
+        for key in (b"x", b"y"):
+            rig.node[0].set(key, b"%d" % step)
+            for message in line.run_messages():
+                peer.take(message)
+        line.leave()
+    assert {k: v[0] for k, v in peer.documents[0].items()} == {b"k0": b"v", b"x": b"4", b"y": b"4"}
+
+
+# --- limits ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [ACK, ACK | REGISTERED])
+def test_one_pull_is_kept_for_a_client_that_stops(flags: int) -> None:
+    line = Rig(filled(2_000, bytes(500)), ack_interval=10, ack_window=1).connect(flags)
+    line.drain()
+    line.ack_all()
+    line.drain(10**9)
+    assert line.upstream.pulled_bytes < PULL_BYTES + 1_000
+
+
+def test_no_more_is_pulled_than_the_budget_asks_for() -> None:
+    line = Rig(filled(100, bytes(1_000))).connect(vbuckets=(0,))
+    line.fill(5_000)
+    assert line.upstream.pulled_bytes < 7_000
+
+
+def test_a_full_window_pulls_nothing_more() -> None:
+    line = Rig(filled(100), ack_interval=1, ack_window=1).connect(ACK)
+    line.drain()
+    line.ack_all()
+    line.drain(1)
+    pulls = line.upstream.pulls
+    line.drain(1)
+    assert line.upstream.pulls == pulls
+
+
+def test_what_is_kept_of_a_takeover_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = filled(1)
+    line = Rig(node).connect(ACK | TAKEOVER, vbuckets=(0,), dies_at_once=False)
     line.run()
-    node[3].delete(b"a", expired=True)
-    assert line.said() == ["-a"]
+    frame_bytes = 24 + 31 + 2 + 1
+    monkeypatch.setattr(feed, "KEPT_BYTES", 3 * frame_bytes)
+    for index in range(9):
+        node[0].set(b"k%d" % index)
+    line.upstream.die(0)
+    assert line.said(1) == ["k0=v", "k1=v", "k2=v", "k3=v!"]  # the limit, and one more
+    line.ack_all()
+    assert line.said(1) == ["k4=v", "k5=v", "k6=v", "k7=v!"]
+    line.ack_all()
+    assert line.run(1) == ["k8=v!", "state 1 vb0!"]
+    assert line.producer.done
 
 
-def test_sequence_numbers_rise_by_one_over_all_messages(node: FakeNode) -> None:
-    messages = Rig(node).connect(ACK | CHECKPOINT).run_messages()
-    assert [message.opaque for message in messages] == list(range(1, len(messages) + 1))
-
-
-def test_a_stream_that_ends_is_opened_again_where_it_stood(node: FakeNode) -> None:
-    line = Rig(node).connect()
+@pytest.mark.parametrize("keys", [FETCHED_AT_ONCE, FETCHED_AT_ONCE + 1, 3 * FETCHED_AT_ONCE])
+def test_versions_are_fetched_a_few_at_a_time(keys: int) -> None:
+    rig = Rig(FakeNode(0))
+    rig.node[0].set(b"before")
+    line = rig.connect(ACK)
     line.run()
-    line.upstream.end(3, EndReason.STATE_CHANGED)
-    assert line.said() == []
-    node[3].set(b"c", b"3")
-    assert line.said() == ["c=3"]
+    for index in range(keys):
+        rig.node[0].set(b"k%d" % index)
+    line.run()
+    line.leave()
+    rig.node[0].fail_over(1, uuid=0xB0)
+    again = rig.connect(ACK)
+    assert len(again.run()) == keys + 1
+    assert max(map(len, again.upstream.fetched)) == min(keys, FETCHED_AT_ONCE)
+    assert sum(map(len, again.upstream.fetched)) == keys
 
 
-def test_a_stream_that_ends_again_before_anything_came_ends_the_connection(
-    node: FakeNode,
-) -> None:
-    line = Rig(node).connect()
+def test_a_registered_client_costs_few_saves_however_many_vbuckets() -> None:
+    rig = Rig(FakeNode(*range(5)))
+    line = rig.connect(ACK | CHECKPOINT | REGISTERED)
     line.run()
-    line.upstream.end(3, EndReason.STATE_CHANGED)
+    for text in (b"0", b"1"):
+        for number in range(5):
+            rig.node[number].set(b"key", text)
+        before = rig.keeper.writes
+        line.run()
+    assert 0 < rig.keeper.writes - before <= 4, "the ends, the beginnings, the documents"
+
+
+def test_a_registered_client_that_is_idle_is_not_written_again_and_again() -> None:
+    rig = Rig(filled(1))
+    line = rig.connect(REGISTERED | ACK)
     line.run()
-    line.upstream.end(3, EndReason.STATE_CHANGED)
+    line.tick(2)
+    writes = rig.keeper.writes
+    for _ in range(10):
+        line.tick(2)
+    assert rig.keeper.writes == writes
+
+
+# --- a producer of UPR that makes no sense --------------------------------------------------------
+
+
+def opening(rig: Rig) -> Line:
+    """A client whose stream has been asked for."""
+    line = rig.connect(ACK, patient=True)
+    line.upstream.deliver(1)
+    return line
+
+
+def answer(line: Line, status: int, value: bytes) -> None:
+    stream = line.producer._conversation.streams[0]
+    line.producer._feed.openings._answered(stream, status, value)
+
+
+@pytest.mark.parametrize("value", [b"", bytes(7), bytes(9), (99).to_bytes(8, "big")])
+def test_a_rollback_that_is_torn_or_leads_to_where_the_client_is_not_ends_it(value: bytes) -> None:
+    rig = Rig(filled(2))
+    line = rig.connect(ACK)
     line.run()
+    line.leave()
+    again = opening(rig)
+    answer(again, Status.ROLLBACK, value)
+    assert again.producer.closed
+
+
+@pytest.mark.parametrize("log", [b"", bytes(15)])
+def test_a_torn_failover_log_ends_the_connection(log: bytes) -> None:
+    line = opening(Rig(filled(2)))
+    answer(line, Status.SUCCESS, log)
     assert line.producer.closed
-    assert not line.producer.finished
 
 
-def test_a_vbucket_that_cannot_be_had_any_more_ends_the_connection(node: FakeNode) -> None:
-    line = Rig(node).connect()
+# --- statistics -----------------------------------------------------------------------------------
+
+
+def test_old_tools_find_their_names_in_the_statistics() -> None:
+    line = Rig(filled(2)).connect(ACK | REGISTERED, vbuckets=(0,))
     line.run()
-    node[3].state = VBucketState.DEAD
-    line.upstream.end(3, EndReason.STATE_CHANGED)
-    line.run()
-    assert line.producer.closed
-
-
-def test_a_stream_that_cannot_be_had_for_now_is_asked_for_again_after_a_second(
-    node: FakeNode,
-) -> None:
-    rig = Rig(node)
-    line = rig.connect(patient=True)
-    line.upstream.refusals[3] = Status.TEMPORARY_FAILURE
-    line.upstream.deliver()
-    before = line.run()
-    assert not any("vb3" in text for text in before)
-    del line.upstream.refusals[3]
-    line.tick(0.9)
-    line.upstream.deliver()
-    assert line.run() == []
-    line.tick(0.2)
-    line.upstream.deliver()
-    assert "opaque 1 vb3" in line.run()
-    assert not line.producer.closed
-
-
-def test_a_stream_that_cannot_be_had_at_all_ends_the_connection(node: FakeNode) -> None:
-    line = Rig(node).connect(patient=True)
-    line.upstream.refusals[3] = Status.INTERNAL_ERROR
-    line.upstream.deliver()
-    assert line.producer.closed
-
-
-def test_an_upstream_that_breaks_off_ends_the_connection(node: FakeNode) -> None:
-    line = Rig(node).connect()
-    line.run()
-    line.upstream.break_off()
-    line.run()
-    assert line.producer.closed == "the upstream is gone"
-
-
-def test_nothing_leaves_after_the_connection_was_given_up(node: FakeNode) -> None:
-    line = Rig(node).connect()
-    line.producer.disconnect("another connection has taken the name")
-    assert line.said() == []
-    assert line.wakes == 1
+    rows = dict(line.producer.statistics().rows())
+    assert rows["type"] == "producer"
+    assert rows["supports_ack"] == rows["reserved"] == "true"
+    assert rows["vb_filter"] == "{ 0 }"
+    assert rows["qlen"] == rows["ack_log_size"] == rows["total_backlog_size"] == "0"
+    assert rows["backfill_completed"] == rows["idle"] == "true"
+    assert int(rows["ack_seqno"]) == int(rows["recv_ack_seqno"]) == int(rows["rec_fetched"])
