@@ -23,7 +23,7 @@ from uprmc.client.twisted_client import TwistedUprClient
 NOOP, MUTATION = 0x5C, 0x57
 
 #: Keep-alives of the tests, and how long their handler works.
-INTERVAL_S, WORK_S = 0.5, 4.0
+INTERVAL_S, WORK_S = 0.5, 3.0
 
 
 def noop(opaque: int) -> bytes:
