@@ -89,3 +89,24 @@ def test_a_stream_from_zero_ends_if_deletions_are_purged_before_it_is_read() -> 
     assert rig.bucket.vbuckets[0].purge_seqno == 11
     pulled = reading.pull(100_000)
     assert (pulled.batches, pulled.ended) == ([], [stream])
+
+
+def test_who_has_read_everything_is_woken_by_the_next_change_and_by_no_other() -> None:
+    rig = upr_rig()
+    hub = rig.services.upr
+    assert hub is not None
+    woken: list[int] = []
+    reading = LinkReading(hub, b"west", lambda: woken.append(1))
+    fill(rig, 0, 3)
+    reading.report(0, 0, 0, b"")
+    reading.begin(rig.bucket.vbuckets[0], Start(0, 0, SnapshotRange(0, 0)))
+    assert not reading.drained
+    assert sum(map(len, reading.pull(100_000).batches)) == 3
+    assert not reading.pull(100_000).data
+    assert reading.drained
+    woken.clear()
+    fill(rig, 0, 1)
+    rig.bucket.vbuckets[0].tell_waiting()
+    assert woken
+    assert not reading.drained
+    assert sum(map(len, reading.pull(100_000).batches)) == 1
