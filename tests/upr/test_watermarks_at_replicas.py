@@ -1,6 +1,6 @@
 """Watermarks at replicas: what a source tells, what a replica keeps, and how far it may purge.
 
-Source: `docs/extensions.md`, "Watermarks at replicas"; `reference/systems.md` a.6.
+Source: `docs/extensions.md`, HWT_REPLICATE; `reference/systems.md` a.6.
 """
 
 from __future__ import annotations

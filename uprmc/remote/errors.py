@@ -3,7 +3,7 @@
 Every text is one line that says what happened and what to do. Each kind has a code word that stays
 the same: jobs and operators look for it. Where an error leaves us as text (a worker of Spark, a
 verb for many documents), the text begins with the code word: `shows_code`.
-`docs/spark-reference.md` lists the code words.
+The page of errors in the reference is made from these classes: their first paragraph is for users.
 """
 
 from __future__ import annotations
