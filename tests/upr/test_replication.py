@@ -1,23 +1,27 @@
-"""What a node follows: who becomes a replica of whom, for how long, and what is kept of it."""
+"""Following, failing over and taking over: what transcripts do not show."""
 
 from __future__ import annotations
 
+import gc
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tests.upr.replication_rig import A, B, World
-from uprmc.errors import (
-    CommandError,
-    InvalidArguments,
-    NotMyVBucket,
-    RangeExceeded,
-    TemporaryFailure,
-)
+from tests.kv.harness import CountingEntropy
+from tests.upr.replication_rig import A, B, FakeLink, World
+from uprmc.errors import InvalidArguments, RangeExceeded
 from uprmc.model import SnapshotRange, VBucketState
+from uprmc.protocol import control
+from uprmc.protocol.header import ResponseFrame
+from uprmc.protocol.opcodes import Opcode, Status
+from uprmc.protocol.replication import Outcome
 from uprmc.upr import replication
+from uprmc.upr.source import FIRST_PAUSE_S, Pause, Source
 
 ACTIVE, REPLICA, PENDING, DEAD = VBucketState
+MOST_S = 15.0
 
 
 @pytest.fixture
@@ -30,45 +34,17 @@ def document(world: World) -> object:
     return stored and json.loads(stored)
 
 
-# --- following ----------------------------------------------------------------------------------
+def source(world: World, place: str = A) -> Source:
+    return world.replication.sources[place]
 
 
-def test_a_fresh_node_follows_with_all_its_vbuckets_and_writes_it_down(world: World) -> None:
-    assert world.follow() == [True]
-    assert world.states() == [REPLICA] * 4
-    assert world.followed() == {A: [0, 1, 2, 3]}
-    assert document(world) == {"version": 1, "sources": {A: [[0, 3]]}}
+def linked(world: World, numbers: list[int] | None = None) -> FakeLink:
+    """Follow and let the connection come about."""
+    world.follow(A, numbers)
+    return world.calls[-1].opens()
 
 
-def test_absent_vbuckets_are_made(world: World) -> None:
-    world.bucket.set_state(2, DEAD)
-    world.bucket.remove(2, lambda _: None)
-    world.follow(A, [2])
-    assert world.states() == [ACTIVE, ACTIVE, REPLICA, ACTIVE]
-
-
-@pytest.mark.parametrize("state", [REPLICA, PENDING, DEAD])
-def test_what_is_not_active_becomes_a_replica_whatever_it_holds(
-    world: World, state: VBucketState
-) -> None:
-    world.write(1)
-    world.bucket.set_state(1, state)
-    world.follow(A, [1])
-    assert world.states()[1] is REPLICA
-    assert world.bucket.vbuckets[1].high_seqno == 1
-
-
-def test_active_vbuckets_with_changes_are_not_given_up_unless_it_is_said(world: World) -> None:
-    world.write(1)
-    world.write(2)
-    with pytest.raises(InvalidArguments, match=r"vBuckets 1-2: active here.*--demote"):
-        world.follow()
-    assert world.states() == [ACTIVE] * 4
-    assert world.followed() == {}
-    assert world.calls == []
-    assert world.follow(demote=True) == [True]
-    assert world.states() == [REPLICA] * 4
-    assert world.bucket.vbuckets[1].high_seqno == 1
+# --- commands -----------------------------------------------------------------------------------
 
 
 def test_the_waiter_is_told_when_it_is_on_disk_and_not_before(world: World) -> None:
@@ -79,41 +55,6 @@ def test_the_waiter_is_told_when_it_is_on_disk_and_not_before(world: World) -> N
     assert told == [False]
     world.rig.flush()
     assert document(world) == {"version": 1, "sources": {A: [[0, 0]]}}
-
-
-def test_another_source_takes_the_place_of_the_first(world: World) -> None:
-    world.follow(A, [0, 1])
-    link = world.calls[0].opens()
-    world.follow(B, [1])
-    assert world.followed() == {A: [0], B: [1]}
-    assert link.left == [[1]]
-    assert document(world) == {"version": 1, "sources": {A: [[0, 0]], B: [[1, 1]]}}
-
-
-def test_a_source_that_nobody_follows_any_more_is_hung_up_on(world: World) -> None:
-    world.follow(A, [0, 1])
-    world.follow(B, [0, 1])
-    assert world.followed() == {B: [0, 1]}
-    assert [call.abandoned for call in world.calls] == [True, False]
-
-
-def test_following_again_what_streams_changes_nothing(world: World) -> None:
-    world.follow(A, [0])
-    link = world.calls[0].opens()
-    link.begins(0)
-    world.follow(A, [0])
-    world.wait(1)
-    assert (len(world.calls), link.asked, link.left) == (1, [[0]], [])
-
-
-def test_an_operator_who_follows_again_has_a_refused_stream_asked_for_again(world: World) -> None:
-    world.follow(A, [0])
-    link = world.calls[0].opens()
-    link.ends(0, "no", retry=False)
-    world.wait(100)
-    assert (world.standing(0), link.asked) == ("refused", [[0]])
-    world.follow(A, [0])
-    assert (world.standing(0), link.asked) == ("asked", [[0], [0]])
 
 
 @pytest.mark.parametrize(
@@ -144,75 +85,6 @@ def test_a_node_does_not_follow_itself(world: World) -> None:
     assert world.states() == [ACTIVE] * 4
 
 
-def test_a_vbucket_that_there_cannot_be_is_refused_with_the_highest(world: World) -> None:
-    for command in (
-        lambda: world.follow(A, [3, 4]),
-        lambda: world.stop([4]),
-        lambda: world.take_over(A, [4]),
-        lambda: world.fail_over(4),
-    ):
-        with pytest.raises(RangeExceeded, match="vBucket 4: this node's highest is 3"):
-            command()
-    assert world.states() == [ACTIVE] * 4
-
-
-def test_during_warm_up_everything_has_to_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(monkeypatch, warm=False)
-    for command in (world.follow, world.stop, world.take_over, lambda: world.fail_over(0)):
-        with pytest.raises(TemporaryFailure, match="warming up"):
-            command()
-
-
-def test_there_are_as_many_sources_as_the_setting_says_and_not_one_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    world = World(monkeypatch, upr__sources=2)
-    world.follow(A, [0])
-    world.follow(B, [1, 2])
-    with pytest.raises(TemporaryFailure, match=r"upr\.sources"):
-        world.follow("c:1", [3])
-    assert world.states()[3] is ACTIVE
-    with pytest.raises(TemporaryFailure, match=r"upr\.sources"):
-        world.follow("c:1", [2])
-    world.follow("c:1", [0])
-    assert world.followed() == {B: [1, 2], "c:1": [0]}
-
-
-# --- ends of it ---------------------------------------------------------------------------------
-
-
-def test_stopping_leaves_replicas_that_follow_nobody(world: World) -> None:
-    world.follow()
-    link = world.calls[0].opens()
-    assert world.stop([1, 2]) == [True]
-    assert world.followed() == {A: [0, 3]}
-    assert link.left == [[1], [2]]
-    assert world.states() == [REPLICA] * 4
-    assert world.stop() == [True]
-    assert (world.followed(), world.calls[0].abandoned, document(world)) == ({}, True, None)
-
-
-def test_stopping_what_follows_nobody_is_harmless(world: World) -> None:
-    assert world.stop([0]) == [True]
-    assert world.states() == [ACTIVE] * 4
-
-
-@pytest.mark.parametrize("state", [ACTIVE, DEAD])
-def test_who_makes_it_active_or_dead_by_another_command_ends_it_for_good(
-    world: World, state: VBucketState
-) -> None:
-    world.follow(A, [0, 1])
-    link = world.calls[0].opens()
-    world.bucket.set_state(0, state)
-    assert world.followed() == {A: [1]}
-    assert link.left == [[0]]
-    world.rig.flush()
-    assert document(world) == {"version": 1, "sources": {A: [[1, 1]]}}
-    world.bucket.set_state(0, REPLICA)
-    world.wait(1)
-    assert world.followed() == {A: [1]}
-
-
 def test_the_new_state_and_the_end_of_following_are_in_one_commit(world: World) -> None:
     world.follow(A, [0])
     world.bucket.set_state(0, ACTIVE)
@@ -220,20 +92,6 @@ def test_the_new_state_and_the_end_of_following_are_in_one_commit(world: World) 
     assert flush is not None
     assert flush.batch.local == {replication.FOLLOWED: None}
     assert [change.vbucket for change in flush.batch.changes] == [0]
-
-
-def test_a_removed_vbucket_is_followed_no_more_even_if_it_is_made_again(world: World) -> None:
-    world.follow(A, [0])
-    world.bucket.set_state(0, DEAD)
-    world.bucket.remove(0, lambda _: None)
-    world.bucket.set_state(0, REPLICA)
-    assert world.followed() == {}
-
-
-def test_a_pending_vbucket_is_followed_on(world: World) -> None:
-    world.follow(A, [0])
-    world.bucket.set_state(0, PENDING)
-    assert world.followed() == {A: [0]}
 
 
 def test_a_flush_of_everything_ends_nothing(world: World) -> None:
@@ -250,45 +108,6 @@ def test_nothing_of_it_stays_at_a_vbucket(world: World) -> None:
     world.follow(A, [0])
     world.stop([0])
     assert world.bucket.vbuckets[0].watchers == watchers == []
-
-
-# --- restarts -----------------------------------------------------------------------------------
-
-
-def test_what_was_followed_is_followed_after_a_restart(world: World) -> None:
-    world.follow(A, [0, 1])
-    world.follow(B, [2])
-    world.replication.close()
-    world.restart()
-    world.replication.resume()
-    assert world.followed() == {A: [0, 1], B: [2]}
-    assert [call.place for call in world.calls[2:]] == [A, B]
-
-
-def test_closing_hangs_up_and_forgets_nothing(world: World) -> None:
-    world.follow(A, [0])
-    call = world.calls[0]
-    call.opens()
-    told = world.take_over(B, [1])
-    world.replication.close()
-    assert [each.abandoned for each in world.calls] == [True, True]
-    world.rig.flush()
-    assert told
-    world.wait(60)
-    assert len(world.calls) == 2
-    assert document(world) == {"version": 1, "sources": {A: [[0, 0]]}}
-
-
-def test_a_vbucket_that_is_no_replica_after_all_is_left_alone(world: World) -> None:
-    world.follow(A, [0, 1, 2])
-    world.replication.close()
-    for number, state in enumerate((ACTIVE, DEAD)):
-        world.bucket.set_state(number, state)
-    world.restart()
-    world.replication.resume()
-    assert world.followed() == {A: [2]}
-    world.rig.flush()
-    assert document(world) == {"version": 1, "sources": {A: [[2, 2]]}}
 
 
 @pytest.mark.parametrize(
@@ -321,6 +140,28 @@ def test_a_document_that_makes_no_sense_is_told_and_kept(
     with pytest.raises(ValueError, match=why):
         replication.decode_followed(stored)
     assert world.rig.store.local(replication.FOLLOWED) == stored
+
+
+def test_a_refusal_names_32_vbuckets_and_counts_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    for count in (32, 33, 32_768):
+        with pytest.raises(RangeExceeded) as refusal:
+            world.replication.fail_over(range(4, 4 + 2 * count, 2), lambda *_: None)
+        text = str(refusal.value)
+        assert len(text) < 250
+        assert text.startswith("vBuckets 4,6,8,10,")
+        assert ("66: this" in text) is (count == 32)
+        assert (f"66... ({count} in all): this" in text) is (count > 32)
+
+
+def test_a_source_of_300_characters_is_one_and_a_longer_one_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    place = "a" * 298 + ":1"
+    assert world.follow(place, [0]) == [True]
+    with pytest.raises(InvalidArguments, match="use HOST:PORT"):
+        world.follow("a" + place, [1])
 
 
 # --- failover -----------------------------------------------------------------------------------
@@ -367,25 +208,207 @@ def test_a_failover_in_the_middle_of_a_snapshot_branches_where_the_last_complete
     assert vbucket.failover_log[0].seqno == 90
 
 
-def test_an_active_vbucket_is_not_failed_over_twice(world: World) -> None:
-    log = world.bucket.vbuckets[0].failover_log
-    ((branches, _),) = world.fail_over(0)
-    assert world.bucket.vbuckets[0].failover_log == log
-    assert branches[0].uuid == log[0].uuid
+# --- lines --------------------------------------------------------------------------------------
 
 
-def test_what_is_not_here_cannot_be_promoted(world: World) -> None:
+def test_a_source_that_tells_no_number_is_followed(world: World) -> None:
     world.follow(A, [0])
-    world.bucket.set_state(1, DEAD)
-    world.bucket.remove(1, lambda _: None)
-    with pytest.raises(NotMyVBucket, match="vBucket 1: not on this node"):
-        world.fail_over(0, 1)
-    assert (world.states()[0], world.followed()) == (REPLICA, {A: [0]})
+    link = world.calls[-1].connects()
+    link.granted = {control.VERSIONS}
+    link.opens()
+    ((opcode, answered),) = link.questions
+    answered(ResponseFrame(opcode, status=Status.ACCESS_DENIED))
+    assert link.asked == [[0]]
 
 
-def test_refusals_are_commands_errors_with_one_line(world: World) -> None:
-    world.write(0)
-    for command in (world.follow, lambda: world.take_over(A, [0]), lambda: world.fail_over(9)):
-        with pytest.raises(CommandError) as refused:
-            command()
-        assert len(str(refused.value).splitlines()) == 1
+def test_each_connection_has_a_name_that_the_source_knows_again(world: World) -> None:
+    first = linked(world)
+    first.closes()
+    world.redialled_after()
+    again = world.calls[-1].opens()
+    world.stop([3])
+    world.take_over(B, [3])
+    world.follow(B, [2])
+    others = [call.connects().name for call in world.calls[2:]]
+    assert again.name == first.name
+    assert len({first.name, *others}) == 1 + len(others)
+
+
+def test_pauses_double_up_to_the_longest(world: World) -> None:
+    world.follow(A, [0])
+    world.calls[0].failed("connection refused")
+    pauses = []
+    for _ in range(12):
+        pauses.append(world.redialled_after())
+        world.calls[-1].failed("connection refused")
+    assert pauses[0] <= FIRST_PAUSE_S + 0.02
+    assert pauses[-1] <= MOST_S + 0.02
+    assert pauses[-1] >= MOST_S / 2
+    assert [round(each, 1) for each in pauses] == sorted(round(each, 1) for each in pauses)
+    assert (source(world).attempts, source(world).last_error) == (13, "connection refused")
+    assert world.troubles[0] == (A, "connection refused")
+
+
+def test_what_held_for_a_while_is_dialled_again_soon(world: World) -> None:
+    world.follow(A, [0])
+    for _ in range(8):
+        world.calls[-1].failed("refused")
+        world.redialled_after()
+    world.calls[-1].opens()
+    world.wait(MOST_S)
+    link = source(world)._open_link()
+    assert link is not None
+    link.closes()
+    assert world.redialled_after() <= FIRST_PAUSE_S + 0.02
+
+
+def test_a_source_that_breaks_every_connection_at_once_is_dialled_ever_more_rarely(
+    world: World,
+) -> None:
+    """One that sends nonsense must not be asked for it ten times a second."""
+    world.follow(A, [0])
+    pauses = []
+    for _ in range(9):
+        link = world.calls[-1].opens()
+        link.begins(0)
+        link.closes("falling seqnos")
+        pauses.append(world.redialled_after())
+    assert pauses[-1] >= MOST_S / 2
+
+
+def test_what_breaks_within_a_second_has_proven_nothing(world: World) -> None:
+    world.follow(A, [0])
+    pauses = []
+    for _ in range(9):
+        link = world.calls[-1].opens()
+        world.wait(0.5)
+        link.closes()
+        pauses.append(world.redialled_after())
+    assert pauses[-1] >= MOST_S / 2
+
+
+@given(st.lists(st.floats(0, 100), max_size=30))
+def test_a_pause_is_never_longer_than_the_longest_nor_half_of_the_shortest(
+    held: list[float],
+) -> None:
+    pause = Pause(CountingEntropy(), MOST_S)
+    for held_s in held:
+        assert FIRST_PAUSE_S / 2 <= pause.next(held_s) <= MOST_S
+
+
+def test_nodes_spread_out(world: World) -> None:
+    class Chance:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def uuid48(self) -> int:
+            return self.number
+
+    assert Pause(Chance(0), 1.0).next(0) == FIRST_PAUSE_S
+    assert Pause(Chance(0xFFFF), 1.0).next(0) < FIRST_PAUSE_S * 0.51
+
+
+def test_a_dialler_that_fails_in_the_call_is_no_different(world: World) -> None:
+    def dial(place: str, make_session: object, failed: object) -> object:
+        failed("no such host")  # type: ignore[operator]
+        return world.calls
+
+    world.replication._dial = dial  # type: ignore[assignment]
+    world.follow(A, [0])
+    assert (source(world).state.value, source(world).last_error) == ("waiting", "no such host")
+
+
+def test_nothing_of_a_line_outlives_it_without_the_collector(world: World) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(5):
+            linked(world, [0, 1]).closes()
+            world.redialled_after()
+            world.calls[-1].failed("refused")
+            world.stop()
+            told = world.take_over(A, [0])
+            world.calls[-1].opens().closes()
+            world.rig.flush()
+            assert told
+            world.wait(2)
+        world.calls.clear()
+        alive = [type(each).__name__ for each in gc.get_objects() if _comes_and_goes(each)]
+    finally:
+        gc.enable()
+    assert alive == []
+
+
+def _comes_and_goes(thing: object) -> bool:
+    return type(thing).__name__ in {"Line", "Source", "Followed", "Handover", "FakeLink"}
+
+
+def test_streams_that_end_at_once_are_asked_for_ever_more_rarely(world: World) -> None:
+    link = linked(world, [0])
+    asked = []
+    for _ in range(9):
+        link.begins(0)
+        link.ends(0)
+        before = len(link.asked)
+        began = world.now
+        while len(link.asked) == before:
+            world.wait(0.1)
+        asked.append(world.now - began)
+    assert asked[0] <= 0.25
+    assert asked[-1] >= MOST_S / 2
+
+
+def test_what_is_received_counts_over_lines_and_sources(world: World) -> None:
+    link = linked(world, [0])
+    link.items, link.rollbacks, link.window.backoffs = 3, 1, 2
+    link.closes()
+    world.redialled_after()
+    link = world.calls[-1].opens()
+    link.items, link.rollbacks = 4, 2
+    assert source(world).received == (7, 3, 2)
+    world.stop()
+    link = linked(world, [1])
+    link.items, link.window.backoffs = 5, 1
+    assert world.replication.received == (12, 3, 3)
+
+
+@pytest.mark.parametrize("taking", [False, True])
+@pytest.mark.parametrize("times", [0.5, 1, 2])
+def test_a_source_with_another_number_of_vbuckets_is_of_no_use(
+    world: World, times: float, taking: bool
+) -> None:
+    """A key would be in another vBucket here."""
+    promised = world.take_over(A, [0, 1]) if taking else world.follow(A, [0, 1])
+    link = world.calls[-1].connects()
+    link.granted = {control.VERSIONS}
+    link.opens()
+    assert link.asked == link.taking == [], "not before it is known"
+    count = int(world.bucket.settings.engine.vbuckets * times)
+    document = {"vBucketServerMap": {"vBucketMap": [[0]] * count, "serverList": ["a:1"]}}
+    ((opcode, answered),) = link.questions
+    assert opcode == Opcode.GET_CLUSTER_CONFIG
+    answered(ResponseFrame(opcode, value=json.dumps(document).encode()))
+    if times == 1:
+        assert link.asked + link.taking == [[0, 1]]
+        return
+    world.wait(60)
+    world.rig.flush()
+    assert link.asked == link.taking == []
+    if taking:
+        ((outcomes, why),) = promised
+        assert set(outcomes.values()) == {Outcome.REFUSED}
+        assert f"it has {count} vBuckets" in why
+    else:
+        assert {world.standing(number) for number in (0, 1)} == {"refused"}
+        assert source(world).last_error.startswith(f"it has {count} vBuckets")
+
+
+def test_once_it_has_begun_it_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, upr__dial_timeout_s=3.0)
+    told = world.take_over(A, [0])
+    link = world.calls[0].opens()
+    link.begins(0)
+    for _ in range(5):
+        world.wait(59)
+        link.steps += 1
+    assert told == []
