@@ -91,7 +91,7 @@ def test_a_stream_from_zero_ends_if_deletions_are_purged_before_it_is_read() -> 
     assert (pulled.batches, pulled.ended) == ([], [stream])
 
 
-def test_who_has_read_everything_is_woken_by_the_next_change_and_by_no_other() -> None:
+def test_who_has_read_everything_is_woken_by_the_next_change() -> None:
     rig = upr_rig()
     hub = rig.services.upr
     assert hub is not None
