@@ -104,19 +104,20 @@ def test_what_is_no_frame_is_no_node() -> None:
         joined.say(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
-def test_an_item_before_its_stream_was_accepted_is_nonsense() -> None:
+@pytest.mark.parametrize(
+    ("first", "words"),
+    [
+        (lambda asked: marker(0, asked.opaque, 0, 1), "not been accepted"),
+        (accepted, "before any snapshot"),
+    ],
+)
+def test_an_item_before_its_stream_or_any_marker_is_nonsense(
+    first: Callable[[Frame], bytes], words: str
+) -> None:
     def stream(asked: Frame) -> bytes:
-        return marker(0, asked.opaque, 0, 1) + mutation(0, asked.opaque, 1, b"k")
+        return first(asked) + mutation(0, asked.opaque, 1, b"k")
 
-    with pytest.raises(ProducerError, match="not been accepted"):
-        Joined(Mirror(), FakeProducer(stream)).settle()
-
-
-def test_an_item_before_any_marker_is_nonsense() -> None:
-    def stream(asked: Frame) -> bytes:
-        return accepted(asked, then=mutation(0, asked.opaque, 1, b"k"))
-
-    with pytest.raises(ProducerError, match="before any snapshot"):
+    with pytest.raises(ProducerError, match=words):
         Joined(Mirror(), FakeProducer(stream)).settle()
 
 
