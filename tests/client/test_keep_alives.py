@@ -17,7 +17,7 @@ from tests.client.test_real_server import Kv
 from tests.server.support import Loop
 from tests.upr.peer import frame
 from uprmc.client import Change, Handler, UprClient
-from uprmc.client.node_session import Ahead, NodeSession
+from uprmc.client.node_session import NodeReadAhead, NodeSession
 from uprmc.client.twisted_client import TwistedUprClient
 
 NOOP, MUTATION = 0x5C, 0x57
@@ -48,9 +48,9 @@ def test_keep_alives_are_found_wherever_the_bytes_are_cut(
     starts = [sum(map(len, frames[:number])) for number in range(len(frames) + 1)]
     begun_at = min(begun_at, len(data))
     start = max(each for each in starts if each <= begun_at)
-    ahead, answers, rest = Ahead(data[start:begun_at]), b"", data[begun_at:]
+    ahead, answers, rest = NodeReadAhead(), b"", data[begun_at:]
     for cut in [*cuts, len(rest)]:
-        answers += b"".join(ahead.take(rest[:cut]))
+        answers += ahead.hear(rest[:cut], data[start:begun_at])
         rest = rest[cut:]
     opaques = [struct.unpack_from(">I", answers, at + 12)[0] for at in range(0, len(answers), 24)]
     whole = [each for each, at in zip(frames, starts, strict=False) if at + len(each) > begun_at]

@@ -658,25 +658,21 @@ class PatientCollector:
     harm. A program that changes the threshold meanwhile has the last word.
     """
 
-    __slots__ = ("_before",)
+    __slots__ = ("_before", "is_held")
 
     def __init__(self) -> None:
-        self._before: tuple[int, int, int] | None = None
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it waits."""
-        return self._before is not None
+        self.is_held = False  # it waits
+        self._before = (0, 0, 0)
 
     def hold(self) -> None:
         """Have the collector wait; harmless if it does already."""
         young, *older = before = gc.get_threshold()
         if 0 < young < PATIENCE:
-            self._before = before
+            self._before, self.is_held = before, True
             gc.set_threshold(PATIENCE, *older)
 
     def release(self) -> None:
         """Have it work as before; harmless if it does already."""
-        before, self._before = self._before, None
-        if before is not None and gc.get_threshold()[0] == PATIENCE:
-            gc.set_threshold(*before)
+        if self.is_held and gc.get_threshold()[0] == PATIENCE:
+            gc.set_threshold(*self._before)
+        self.is_held = False

@@ -96,20 +96,50 @@ class Ask:
 _SLACK_BYTES = 64 * 1024
 
 
-class Ahead:
-    """Follows the frames of one connection through bytes that come in pieces."""
+class NodeReadAhead:
+    """Follows frames through bytes that come in pieces; answers keep-alives, each once."""
 
-    def __init__(self, begun: bytes) -> None:
-        """Begin behind `begun`, the first bytes of a frame whose rest is yet to come."""
+    __slots__ = ("_answered", "_header", "_skip_bytes", "size")
+
+    def __init__(self) -> None:
         self.size = 0  # of what came and was not dealt with yet
         self._header = bytearray()
-        self._skip_bytes = 0
-        self._answers(begun)
+        self._skip_bytes = self._answered = 0
 
-    def take(self, data: bytes) -> list[bytes]:
-        """Return the answers to keep-alives in what has come now."""
+    def room(self, buffer_bytes: int) -> int:
+        """Return how many bytes may be read ahead; the node sends no more than that.
+
+        Args:
+            buffer_bytes: what flow control allows the node to send; 0 = any amount.
+        """
+        return max(0, buffer_bytes + _SLACK_BYTES - self.size) if buffer_bytes else 0
+
+    def hear(self, data: bytes, begun: bytes) -> bytes:
+        """Return the answers to keep-alives in `data`, which comes behind all that was read ahead.
+
+        Args:
+            data: what was read now.
+            begun: what the decoder has of a frame whose rest is yet to come.
+        """
+        if not self.size:
+            self._header.clear()
+            self._skip_bytes = 0
+            self._answers(begun)
         self.size += len(data)
-        return self._answers(data)
+        answers = self._answers(data)
+        self._answered += len(answers)
+        return b"".join(answers)
+
+    def was_answered(self) -> bool:
+        """Tell whether the next keep-alive in the decoder's order was answered ahead."""
+        if self._answered:
+            self._answered -= 1
+            return True
+        return False
+
+    def taken(self, size: int) -> None:
+        """Take note that the decoder has dealt with so many bytes."""
+        self.size = max(0, self.size - size)
 
     def _answers(self, data: bytes) -> list[bytes]:
         found, position, header = [], 0, self._header
@@ -128,50 +158,6 @@ class Ahead:
                     found.append(keep_alive_answer(opcode, opaque))
                 header.clear()
         return found
-
-
-class NodeReadAhead:
-    """Answers keep-alives ahead of their turn, each once."""
-
-    def __init__(self) -> None:
-        self._ahead: Ahead | None = None
-        self._answered = 0
-
-    def room(self, buffer_bytes: int) -> int:
-        """Return how many bytes may be read ahead; the node sends no more than that.
-
-        Args:
-            buffer_bytes: what flow control allows the node to send; 0 = any amount.
-        """
-        waiting = self._ahead.size if self._ahead is not None else 0
-        return max(0, buffer_bytes + _SLACK_BYTES - waiting) if buffer_bytes else 0
-
-    def hear(self, data: bytes, begun: bytes) -> bytes:
-        """Return the answers to keep-alives in `data`, which comes behind all that was read ahead.
-
-        Args:
-            data: what was read now.
-            begun: what the decoder has of a frame whose rest is yet to come.
-        """
-        if self._ahead is None:
-            self._ahead = Ahead(begun)
-        answers = self._ahead.take(data)
-        self._answered += len(answers)
-        return b"".join(answers)
-
-    def was_answered(self) -> bool:
-        """Tell whether the next keep-alive in the decoder's order was answered ahead."""
-        if self._answered:
-            self._answered -= 1
-            return True
-        return False
-
-    def taken(self, size: int) -> None:
-        """Take note that the decoder has dealt with so many bytes."""
-        if self._ahead is not None:
-            self._ahead.size -= size
-            if self._ahead.size <= 0:
-                self._ahead = None
 
 
 # --- bursts ---------------------------------------------------------------------------------------
@@ -415,7 +401,8 @@ class NodeSession:
                 continue
             if not self._ahead.was_answered():
                 self._to_send.append(keep_alive_answer(event.opcode, event.opaque))
-        self._ahead.taken(len(data))
+        if self._ahead.size:
+            self._ahead.taken(len(data))
         self.decoded = True
         more_follows = self.decoder.more_follows or is_burst(events)
         return self._complete(events, now, more_follows=more_follows)
