@@ -405,7 +405,7 @@ def test_a_user_who_may_not_compare_is_refused_before_anything_is_written(
     with start(tmp_path / "data", "--set", f"server.users={users}") as node:
         how = ("--node", str(node.upr), "--password-file", str(secret), "--parallelism", "1")
         assert run(["restore", str(made), *how, "--user", "writer"]) == 1
-        assert "LEASE_ACQUIRE" in capsys.readouterr().err
+        assert "refuses the lease: Not authorized" in capsys.readouterr().err
         assert run(["restore", str(made), *how, "--user", "restorer"]) == 0
         assert "200 rows, 200 written" in capsys.readouterr().out
 

@@ -592,5 +592,4 @@ def error_of(text: str) -> ClientError | None:
     kind = kinds.get(found[1], TaskFailed)
     error = kind.__new__(kind)
     ClientError.__init__(error, found[2].strip())
-    error.shows_code = True
     return error
