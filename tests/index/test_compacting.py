@@ -6,6 +6,8 @@ Source: systems reference c.6; rows I22, I23.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -14,6 +16,9 @@ from interop.waiting import wait_until
 from interop.wire import Wire, frame
 from tests.index.running import BY_CITY, cities, index_server, store
 from tests.index.test_groups import OK, STOP_PERSISTENCE, persisted
+from uprmc.config import IndexSettings
+from uprmc.index.index_file import IndexTrees
+from uprmc.index.store import Compactions
 
 ROUNDS = 8
 
@@ -58,6 +63,18 @@ def test_a_file_is_compacted_by_itself_when_much_of_it_is_of_no_use(tmp_path: Pa
             return bool(server.views.info()["compactions"])
 
         wait_until(compacted)
+
+
+@pytest.mark.parametrize(
+    ("size", "live", "wanted"),
+    [(1_000, 600, False), (1_000, 500, True), (999, 0, False), (5_000, 2_501, False)],
+)
+def test_small_files_and_those_that_are_half_of_use_are_left_alone(
+    size: int, live: int, wanted: bool
+) -> None:
+    compactions = Compactions(IndexSettings(compact_min_bytes=1_000, fragmentation=0.5))
+    compactions.consider(size, cast(IndexTrees, SimpleNamespace(live_bytes=lambda: live)))
+    assert compactions.wanted is wanted
 
 
 @pytest.mark.acceptance("I23")

@@ -311,6 +311,10 @@ def test_a_link_with_so_much_that_is_refused_reads_no_more(
     write(a, 20, 2)
     centres.loop.until(lambda: link.debts.is_full)
     write(a, 30, 20)
+    sent = link.counters.data_bytes
+    centres.loop.until(lambda: link.counters.data_bytes > sent)  # what is refused, once more
+    assert link.reading is not None
+    assert not link.reading.drained
     refused.discard(b"k0")
     refused.discard(b"k1")
     until_refused(centres, link, 2)
