@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from twisted.internet.defer import Deferred
+from twisted.internet.testing import MemoryReactorClock
+from twisted.python.failure import Failure
 
 from tests.index.memory_tree import MemoryTree, entries
 from tests.index.oracle import Oracle, parameters
 from tests.index.test_queries import DATA, options_of
 from uprmc.index.errors import QueryRefused
 from uprmc.index.merge import SKIPPED_AT_ONCE, Merged, NodeRows, Order
-from uprmc.index.node_client import NodeFailed
+from uprmc.index.node_client import NodeClient, NodeFailed
 from uprmc.index.query import PIECE_BYTES, run
 from uprmc.index.query_options import Query
 from uprmc.index.scatter import Holdings, placed
@@ -331,3 +336,30 @@ def test_what_no_node_has_is_missing_and_may_be_coming() -> None:
 def test_what_a_node_says_it_has_is_checked(answer: Any) -> None:
     with pytest.raises(ValueError, match="it "):
         Holdings.parse(answer)
+
+
+@pytest.mark.parametrize(("mebibytes", "refused"), [(15, False), (17, True)])
+def test_an_answer_that_is_read_as_a_whole_has_a_limit(mebibytes: int, refused: bool) -> None:
+    lines = deque([b"x" * (1 << 20)] * mebibytes)
+    closed: list[int] = []
+
+    async def line(*_: object) -> bytes | None:
+        return lines.popleft() if lines else None
+
+    answer: Any = SimpleNamespace(lines=SimpleNamespace(line=line, close=lambda: closed.append(1)))
+    reading = Deferred.fromCoroutine(NodeClient(MemoryReactorClock()).content(answer, 1.0))
+    if refused:
+        with pytest.raises(NodeFailed, match="too large"):
+            result_of(reading)
+    else:
+        assert len(result_of(reading)) > 15 << 20
+    assert bool(closed) is refused
+
+
+def result_of(deferred: Deferred[Any]) -> Any:
+    found: list[Any] = []
+    deferred.addBoth(found.append)
+    (result,) = found
+    if isinstance(result, Failure):
+        result.raiseException()
+    return result
