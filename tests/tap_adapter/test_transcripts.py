@@ -1,7 +1,6 @@
 """What a TAP client hears, as transcripts: `transcripts/*.tap`, one case for each sentence.
 
-A case begins with ``== its sentence``; what stands before the first one is done for every case.
-Commands stand on a line each, or between semicolons:
+Their form is that of `tests.transcripts`. Commands:
 
 ====================================  ==========================================================
 node 0 1 5:replica                    vBuckets, active unless it is said otherwise
@@ -17,18 +16,16 @@ tick 1, leave, restart                time passes; the client hangs up; a new pr
 filter 0 1, reset, disconnect why     commands about the client
 deliver 2, end 0, die 0, break        of the upstream; ``refuse_stream 0 0x86`` sets its answer
 keeper patient, works, fails, finish  of positions
-check EXPRESSION                      a question to `line`, `node`, `rig`, `known`, `producer` ...
 ====================================  ==========================================================
 
 Between ``run`` or ``said`` and the colon may stand: ``plain`` (without the "!" of who is asked),
 ``items`` (documents only), ``sorted``, and ``begins``, ``ends``, ``has`` or ``lacks``.
-``for X: a | b`` repeats a case with each value in place of ``$X``.
+Expressions name `line`, `node`, `rig`, `known`, `cursors`, `producer`, `upstream`, `statistics`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +34,7 @@ import pytest
 from tests.tap_adapter import tap_peer
 from tests.tap_adapter.fake_upstream import FakeNode
 from tests.tap_adapter.tap_peer import FOR_EVER, Line, Rig, brief
+from tests.transcripts import Script, cases
 from uprmc.model import VBucketState
 from uprmc.protocol.opcodes import EndReason
 from uprmc.protocol.tap import TapMessage
@@ -50,10 +48,11 @@ def value(text: str) -> Any:
     return int(text, 0) if text[:1].isdigit() else text
 
 
-class Play:
+class Play(Script):
     """One case."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.node = FakeNode(0)
         self.settings: dict[str, Any] = {}
         self.lines: dict[str, Line] = {}
@@ -77,10 +76,8 @@ class Play:
         if name in ("run", "said"):
             expected = [each.strip() for each in rest.split(",") if each.strip()]
             self.hear(name, words, expected if colon else None)
-        elif name == "check":
-            self.check(command.partition(" ")[2])
         else:
-            getattr(self, f"do_{name}")(*words)
+            super().do(command)
 
     def hear(self, name: str, words: list[str], expected: list[str] | None) -> None:
         heard = self.line.run(self.budget) if name == "run" else self.line.said(self.budget)
@@ -103,16 +100,15 @@ class Play:
         else:
             assert heard == expected
 
-    def check(self, question: str) -> None:
-        names: dict[str, Any] = {"node": self.node, "rig": self.rig, "len": len}
-        names |= {"list": list, "sorted": sorted, "range": range, "int": int}
-        names |= self.lines | {"keeper": self.rig.keeper}
+    def names(self) -> dict[str, Any]:
+        names: dict[str, Any] = {"node": self.node, "rig": self.rig, "keeper": self.rig.keeper}
+        names |= self.lines
         if self._line is not None:
             line, producer = self.line, self.line.producer
             names |= {"line": line, "producer": producer, "upstream": line.upstream}
             names |= {"known": line.known, "cursors": line.known.cursors}
             names |= {"statistics": producer.statistics()}
-        assert eval(question, {"__builtins__": {}, **names}), question  # our own files
+        return names
 
     # --- the source ---------------------------------------------------------------------------
 
@@ -261,29 +257,8 @@ class Play:
             keeper.works = what == "works"
 
 
-def cases() -> Iterator[Any]:
-    """Yield the commands of each case; its sentence is its name."""
-    for path in sorted((Path(__file__).parent / "transcripts").glob("*.tap")):
-        prelude, *rest = path.read_text().split("\n== ")
-        for case in rest:
-            title, _, body = case.partition("\n")
-            lines = [line for line in body.splitlines() if line and not line.startswith("#")]
-            wheres = [line[4:].partition(":") for line in lines if line.startswith("for ")]
-            names = [name for name, _, _ in wheres]
-            for choice in product(*(values.split("|") for _, _, values in wheres)):
-                text = "\n".join(line for line in lines if not line.startswith("for "))
-                for name, chosen in zip(names, choice, strict=True):
-                    text = text.replace(f"${name}", chosen.strip())
-                before = [line for line in prelude.splitlines() if not line.startswith("#")]
-                every = [*before, *text.splitlines()]
-                commands = [one.strip() for line in every for one in line.split(";")]
-                number = " ".join(each.strip() for each in choice)
-                name = f"{path.stem}: {title} {number}".strip()
-                yield pytest.param([one for one in commands if one], id=name)
-
-
 @pytest.mark.acceptance("D56")
-@pytest.mark.parametrize("commands", list(cases()))
+@pytest.mark.parametrize("commands", cases(Path(__file__).parent / "transcripts", "*.tap"))
 def test_a_client_hears_what_the_transcript_says(commands: list[str]) -> None:
     play = Play()
     for command in commands:

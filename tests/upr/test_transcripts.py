@@ -1,34 +1,33 @@
 """What becomes of an operator's commands about replication, as `transcripts/*.txt`.
 
-A case is ``== its sentence`` and commands, on a line each or between semicolons:
+Their form is that of `tests.transcripts`. Commands:
 
 ==================================  ============================================================
+settings upr__sources=2             of the node
 follow A 0,1 demote, stop all       commands of `Replication`; what they promise is in `promised`
 takeover A 0,1, failover 0
-refused KIND words: COMMAND         it raises that error with these words
 opens, connects, failed why         what becomes of the newest call; ``use 0`` looks at another
 begins 0 1, ends 0 why, taken 0     what its link says; ``ends_for_good`` allows no second try
 closes why
 state 0 dead, remove 0, write 1     something else changes a vBucket here
 flush, fail_flush, wait 2, redial   the disk works or fails; time passes
 close, restart                      the process ends; another one goes on
-check EXPRESSION                    a question to `asked`, `left`, `taking`, `states`, `followed`,
-                                    `document`, `standing`, `promised`, `source`, `world` ...
-call, let NAME, put THING FIELD     a call; a value is noted under a name; a field is set
 ==================================  ============================================================
+
+Expressions name `asked`, `left`, `taking`, `states`, `followed`, `document`, `standing`,
+`promised`, `source`, `world`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.transcripts import Script, cases
 from tests.upr.replication_rig import A, B, FakeLink, World
-from uprmc import errors
 from uprmc.model import VBucketState
 from uprmc.protocol.replication import Outcome
 from uprmc.upr import replication
@@ -40,40 +39,20 @@ def numbers_in(text: str) -> list[int] | None:
     return None if text == "all" else [int(each) for each in text.split(",")]
 
 
-class Play:
+class Play(Script):
     """One case."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> None:
-        self.world = World(monkeypatch, **settings)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self._new_world = lambda **settings: World(monkeypatch, **settings)
+        self.world: World = self._new_world()
         self.links: dict[int, FakeLink] = {}
         self.call = 0
         self.promised: list[Any] = []
-        self.noted: dict[str, Any] = {}
 
-    def do(self, command: str) -> None:
-        name, _, rest = command.partition(" ")
-        if name == "check":
-            assert self.value(rest), rest
-        elif name == "call":
-            self.value(rest)
-        elif name == "let":
-            noted, _, rest = rest.partition(" ")
-            self.noted[noted] = self.value(rest)
-        elif name == "put":
-            thing, field, rest = rest.split()
-            setattr(self.value(thing), field, self.value(rest))
-        elif name == "refused":
-            kind, _, rest = rest.partition(" ")
-            words, _, inner = rest.rpartition(": ")
-            with pytest.raises(getattr(errors, kind)) as refusal:
-                self.do(inner)
-            assert words in str(refusal.value)
-            assert "\n" not in str(refusal.value)
-        else:
-            getattr(self, f"do_{name}")(*rest.split())
-
-    def value(self, expression: str) -> Any:
-        return eval(expression, {"__builtins__": {}, **self.names(), **self.noted})  # our own files
+    def do_settings(self, *words: str) -> None:
+        pairs = (each.split("=") for each in words)
+        self.world = self._new_world(**{name: json.loads(text) for name, text in pairs})
 
     def names(self) -> dict[str, Any]:
         world, link = self.world, self.links.get(self.call)
@@ -183,26 +162,11 @@ class Play:
         self.world.replication.resume()
 
 
-def cases() -> Iterator[Any]:
-    """Yield settings and commands of each case; its sentence is its name."""
-    for path in sorted((Path(__file__).parent / "transcripts").glob("*.txt")):
-        for case in path.read_text().split("\n== ")[1:]:
-            title, _, body = case.partition("\n")
-            lines = [line for line in body.splitlines() if line and not line.startswith("#")]
-            settings = {}
-            if lines[0].startswith("settings "):
-                for each in lines.pop(0).split()[1:]:
-                    name, _, text = each.partition("=")
-                    settings[name] = json.loads(text)
-            commands = [one.strip() for line in lines for one in line.split(";") if one.strip()]
-            marks = [pytest.mark.acceptance(row) for row in ("D50", "D51")]
-            yield pytest.param(settings, commands, id=f"{path.stem}: {title}", marks=marks)
-
-
-@pytest.mark.parametrize(("settings", "commands"), list(cases()))
+@pytest.mark.acceptance("D50", "D51")
+@pytest.mark.parametrize("commands", cases(Path(__file__).parent / "transcripts", "*.txt"))
 def test_a_node_does_what_the_transcript_says(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], commands: list[str]
+    monkeypatch: pytest.MonkeyPatch, commands: list[str]
 ) -> None:
-    play = Play(monkeypatch, settings)
+    play = Play(monkeypatch)
     for command in commands:
         play.do(command)
