@@ -1,12 +1,29 @@
-"""TAP clients by name: who takes over, who is resumed, who is forgotten."""
+"""TAP clients by name: who takes over, who is resumed, who is forgotten; `transcripts/*.names`.
+
+Their form is that of `tests.transcripts`. Commands:
+
+==============================  ================================================================
+settings keepalive_s=30         of the adapter
+connect x REGISTERED            a client of that name; it is `x` from now on (anonymous: ``-``)
+moved x, moved x 14             it has acknowledged up to 10, or so far
+leave x, finish x, save x       it goes, for good; its place is saved (the answers are in `saved`)
+wait 29.9, tick 10              time passes; the adapter learns so
+restart, deregister x           a new process; a name is forgotten
+disk patient, works, fails      and ``finish`` what is under way
+==============================  ================================================================
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from tests.tap_adapter.names_rig import LIVE, REGISTERED, FakeProducer, Place, moved, why
+from tests.tap_adapter.names_rig import LIVE, REGISTERED, UNIX, FakeProducer, Place, moved, why
+from tests.transcripts import Script, cases
 from uprmc.config import TapSettings
-from uprmc.errors import InvalidArguments, TemporaryFailure
+from uprmc.errors import InvalidArguments
 from uprmc.model import SnapshotRange
 from uprmc.protocol.tap import ConnectFlag
 from uprmc.tap_adapter.cursor import (
@@ -14,45 +31,93 @@ from uprmc.tap_adapter.cursor import (
     CHECKPOINTS_LEAST,
     CHECKPOINTS_OF_A_CLIENT,
     TapCursor,
+    decode_position,
+    encode_position,
 )
-from uprmc.tap_adapter.names import NAME_BYTES_MAX
-
-# --- names ----------------------------------------------------------------------------------------
+from uprmc.tap_adapter.names import NAME_BYTES_MAX, TapName
 
 
-def test_a_new_name_has_no_position() -> None:
-    known = Place().connect(b"node1", vbuckets=(3, 5), last_closed={3: 9})
-    assert (known.name, known.flags, known.cursors) == (b"node1", LIVE, {})
-    assert known.connect.vbuckets == (3, 5)
-    assert known.connect.last_closed == {3: 9}
-    assert known.gone_at is None
-    assert not known.anonymous
+class Play(Script):
+    """One case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = Place()
+        self.clients: dict[str, TapName] = {}
+        self.served: dict[str, FakeProducer] = {}
+        self.saved: list[bool] = []
+
+    def names(self) -> dict[str, Any]:
+        place, keeper = self.place, self.place.keeper
+        names: dict[str, Any] = {"place": place, "names": place.names, "keeper": keeper}
+        names |= {"saved": self.saved, "served": self.served, "why": why, "UNIX": UNIX}
+        names |= {"on_disk": place.on_disk, "documents": keeper.documents, "Range": SnapshotRange}
+        names |= {"written": encode_position, "read": decode_position, "TapCursor": TapCursor}
+        return names | {each.name: each for each in ConnectFlag if each.name} | self.clients
+
+    def do_settings(self, *words: str) -> None:
+        pairs = [each.split("=") for each in words]
+        settings = {"keepalive_s": 0.0} | {
+            name: int(text) if name == "names" else float(text) for name, text in pairs
+        }
+        self.place = Place(TapSettings(**settings))  # type: ignore[arg-type]
+
+    def do_connect(self, name: str, *words: str) -> None:
+        flags, rest = 0, {}
+        for each in words:
+            option, _, text = each.partition("=")
+            if text:
+                rest[option] = self.value(text)
+            elif each in ("LIVE", "REGISTERED"):
+                flags |= LIVE if each == "LIVE" else REGISTERED
+            else:
+                flags |= ConnectFlag[each]
+        asked = b"" if name == "-" else name.encode()
+        known = self.place.connect(asked, flags, **rest)
+        self.clients[name.replace("-", "anonymous")] = known
+        assert isinstance(known.producer, FakeProducer)
+        self.served[name] = known.producer
+
+    def do_moved(self, name: str, acked: str = "10") -> None:
+        moved(self.clients[name], int(acked))
+
+    def do_leave(self, name: str) -> None:
+        self.place.leave(self.clients[name])
+
+    def do_finish(self, name: str) -> None:
+        self.place.leave(self.clients[name], finished=True)
+
+    def do_save(self, name: str) -> None:
+        self.clients[name].save(self.saved.append)
+
+    def do_wait(self, seconds: str) -> None:
+        self.place.now += float(seconds)
+
+    def do_tick(self, seconds: str = "0") -> None:
+        self.place.tick(float(seconds))
+
+    def do_restart(self) -> None:
+        self.place.restart()
+
+    def do_deregister(self, name: str) -> None:
+        self.place.names.deregister(name.encode())
+
+    def do_disk(self, what: str) -> None:
+        keeper = self.place.keeper
+        if what in ("finish", "finish_all"):
+            getattr(keeper, what)()
+        elif what == "patient":
+            keeper.patient = True
+        else:
+            keeper.works = what == "works"
 
 
-def test_clients_without_a_name_get_a_fresh_one_each() -> None:
-    place = Place(keepalive_s=100.0)
-    first, second = place.connect(b""), place.connect(b"")
-    assert (first.name, second.name) == (b"anon_1", b"anon_2")
-    assert first.connect.name == b"anon_1"
-    assert first.anonymous
-
-
-def test_a_fresh_name_is_not_one_that_a_client_has_given_itself() -> None:
-    place = Place()
-    place.connect(b"anon_1")
-    assert place.connect(b"").name == b"anon_2"
-
-
-@pytest.mark.parametrize("flags", [LIVE, REGISTERED])
-def test_a_client_without_a_name_is_never_resumed(flags: int) -> None:
-    place = Place(keepalive_s=100.0)
-    known = place.connect(b"", flags)
-    assert not known.registered
-    moved(known)
-    place.leave(known)
-    assert len(place.names) == 0
-    assert place.connect(b"anon_1").cursors == {}
-    assert place.keeper.documents == {}
+@pytest.mark.acceptance("D56")
+@pytest.mark.parametrize("commands", cases(Path(__file__).parent / "transcripts", "*.names"))
+def test_names_are_known_as_the_transcript_says(commands: list[str]) -> None:
+    play = Play()
+    for command in commands:
+        play.do(command)
 
 
 def test_the_longest_name_is_taken_and_one_byte_more_is_not() -> None:
@@ -61,155 +126,6 @@ def test_the_longest_name_is_taken_and_one_byte_more_is_not() -> None:
     with pytest.raises(InvalidArguments):
         place.connect(b"n" * (NAME_BYTES_MAX + 1))
     assert len(place.names) == 1
-
-
-def test_as_many_names_as_allowed_are_taken_and_one_more_is_refused() -> None:
-    place = Place(TapSettings(names=2))
-    place.connect(b"a")
-    place.connect(b"b")
-    with pytest.raises(TemporaryFailure):
-        place.connect(b"c")
-    with pytest.raises(TemporaryFailure):
-        place.connect(b"")
-    assert place.connect(b"a").name == b"a"  # not one more
-    assert len(place.names) == 2
-
-
-def test_known_names_count_until_they_are_forgotten() -> None:
-    place = Place(TapSettings(names=1, keepalive_s=10.0))
-    place.leave(place.connect(b"a"))
-    with pytest.raises(TemporaryFailure):
-        place.connect(b"b")
-    place.now += 10.0
-    place.connect(b"b")
-
-
-def test_a_refused_connect_disconnects_nobody() -> None:
-    place = Place(TapSettings(names=1))
-    known = place.connect(b"a")
-    with pytest.raises(TemporaryFailure):
-        place.connect(b"b")
-    assert why(known) == ""
-    assert place.names.find(b"a") is known
-
-
-# --- the same name again --------------------------------------------------------------------------
-
-
-@pytest.mark.acceptance("D56")
-def test_the_same_name_takes_the_stream_over_and_the_old_connection_is_closed() -> None:
-    place = Place(keepalive_s=30.0)
-    old = place.connect(b"node1")
-    served_by = old.producer
-    cursor = moved(old)
-    new = place.connect(b"node1")
-    assert isinstance(served_by, FakeProducer)
-    assert "taken" in served_by.why
-    assert new.cursors == {3: cursor}
-    assert place.names.find(b"node1") is new
-    assert len(place.names) == 1
-
-
-def test_what_an_old_connection_still_hears_moves_nothing() -> None:
-    place = Place(keepalive_s=30.0)
-    old = place.connect(b"node1")
-    cursor = moved(old)
-    old.ring.add(3, 0, 5, [b"a"])
-    new = place.connect(b"node1")
-    cursor.acked, cursor.closed[1] = 20, 20
-    old.ring.forget(3)
-    told: list[bool] = []
-    old.save(told.append)
-    place.leave(old, finished=True)
-    assert told == [False]
-    assert (new.cursors[3].acked, new.cursors[3].closed) == (10, {})
-    assert new.ring.above(3, 0) == [b"a"]
-    assert place.names.find(b"node1") is new
-
-
-def test_a_name_that_went_a_moment_ago_is_resumed_and_one_that_is_gone_too_long_is_not() -> None:
-    place = Place(keepalive_s=30.0)
-    known = place.connect(b"node1")
-    cursor = moved(known)
-    place.leave(known)
-    assert known.gone_at == place.now
-    place.now += 29.9
-    known = place.connect(b"node1")
-    assert known.cursors == {3: cursor}
-    place.leave(known)
-    place.now += 30.0
-    assert place.connect(b"node1").cursors == {}
-
-
-def test_a_gone_name_is_forgotten_in_time() -> None:
-    place = Place(keepalive_s=30.0)
-    place.leave(place.connect(b"node1"))
-    place.tick(29.0)
-    assert place.names.find(b"node1") is not None
-    place.tick(1.0)
-    assert place.names.find(b"node1") is None
-    assert len(place.names) == 0
-
-
-def test_without_keepalive_the_old_stream_is_dropped_and_a_new_one_is_made() -> None:
-    place = Place()
-    old = place.connect(b"node1")
-    served_by = old.producer
-    moved(old)
-    new = place.connect(b"node1", LIVE | ConnectFlag.REQUEST_KEYS_ONLY)
-    assert isinstance(served_by, FakeProducer)
-    assert served_by.why
-    assert new.cursors == {}
-    assert new.connect.has(ConnectFlag.REQUEST_KEYS_ONLY)
-
-
-def test_a_stream_that_has_finished_is_not_resumed() -> None:
-    place = Place(keepalive_s=30.0)
-    known = place.connect(b"node1")
-    moved(known)
-    place.leave(known, finished=True)
-    assert place.connect(b"node1").cursors == {}
-
-
-def test_a_stream_that_has_finished_and_still_hangs_on_is_not_taken_over() -> None:
-    place = Place(keepalive_s=30.0)
-    known = place.connect(b"node1")
-    moved(known)
-    assert isinstance(known.producer, FakeProducer)
-    known.producer.done = True
-    assert place.connect(b"node1").cursors == {}
-
-
-def test_flags_of_the_first_connect_stay_in_force_but_for_five() -> None:
-    place = Place(keepalive_s=30.0)
-    first = ConnectFlag.SUPPORT_ACK | ConnectFlag.REQUEST_KEYS_ONLY | ConnectFlag.BACKFILL
-    place.connect(b"node1", first, oldest_entry_s=5, vbuckets=(1,))
-    again = (
-        ConnectFlag.CHECKPOINT
-        | ConnectFlag.TAKEOVER_VBUCKETS
-        | ConnectFlag.DUMP
-        | ConnectFlag.LIST_VBUCKETS
-        | ConnectFlag.FIX_FLAG_BYTEORDER
-        | ConnectFlag.REGISTERED_CLIENT
-    )
-    known = place.connect(
-        b"node1", again, vbuckets=(2, 3), last_closed={2: 8}, closed_only=True, oldest_entry_s=0
-    )
-    assert known.flags == (
-        ConnectFlag.SUPPORT_ACK
-        | ConnectFlag.REQUEST_KEYS_ONLY
-        | ConnectFlag.LIST_VBUCKETS
-        | ConnectFlag.FIX_FLAG_BYTEORDER
-        | ConnectFlag.REGISTERED_CLIENT
-    )
-    assert known.connect.vbuckets == (2, 3)
-    assert known.connect.oldest_entry_s == 0
-    assert known.connect.last_closed == {2: 8}
-    assert known.registered
-    assert known.closed_only
-    third = place.connect(b"node1", 0)
-    assert third.flags == ConnectFlag.SUPPORT_ACK | ConnectFlag.REQUEST_KEYS_ONLY
-    assert not third.registered
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -237,14 +153,10 @@ def test_a_client_with_many_vbuckets_keeps_fewer_of_each() -> None:
     total = sum(len(cursor.closed) for cursor in known.cursors.values())
     assert total < CHECKPOINTS_OF_A_CLIENT * 3
     assert list(known.cursors[1_023].closed) == [6, 7, 8, 9]
-
-
-def test_the_last_two_are_remembered_in_any_case() -> None:
-    known = Place().connect(b"node1")
     known.cursors = {vbucket: TapCursor() for vbucket in range(CHECKPOINTS_OF_A_CLIENT)}
     for number in range(1, 10):
         known.closed(3, number, number)
-    assert list(known.cursors[3].closed) == [8, 9]
+    assert list(known.cursors[3].closed) == [8, 9], "the last two in any case"
     assert CHECKPOINTS_LEAST == 2
 
 
@@ -252,12 +164,6 @@ def test_a_checkpoint_that_is_closed_twice_is_the_newest_again() -> None:
     cursor = TapCursor(closed={1: 10, 2: 20})
     cursor.close_checkpoint(1, 11, kept=2)
     assert list(cursor.closed.items()) == [(2, 20), (1, 11)]
-
-
-def test_the_checkpoint_of_a_vbucket_that_is_not_wanted_any_more_is_not_noted() -> None:
-    known = Place().connect(b"node1")
-    known.closed(3, 1, 10)
-    assert known.cursors == {}
 
 
 def test_above_a_branch_of_history_no_place_is_left_to_resume_from() -> None:
@@ -272,9 +178,12 @@ def test_above_a_branch_of_history_no_place_is_left_to_resume_from() -> None:
     cursor.branched(15)
     assert (cursor.acked, cursor.snapshot, cursor.sent) == (15, SnapshotRange(15, 15), 35)
     assert (cursor.closed, cursor.checkpoint_id, cursor.checkpoint_after) == ({1: 10, 2: 15}, 4, 15)
-
-
-def test_a_branch_above_what_is_acknowledged_moves_no_position() -> None:
     cursor = TapCursor(acked=10, snapshot=SnapshotRange(5, 20), sent=18)
     cursor.branched(15)
     assert (cursor.acked, cursor.snapshot) == (10, SnapshotRange(5, 20))
+
+
+def test_a_backfill_is_no_checkpoint_to_restart() -> None:
+    cursor = TapCursor(acked=14)
+    cursor.restart_checkpoint()
+    assert cursor.acked == 14
