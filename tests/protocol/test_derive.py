@@ -7,59 +7,10 @@ from typing import Any
 
 import construct
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from uprmc.errors import LocalProtocolError
 from uprmc.protocol import binary, header
 from uprmc.protocol.derive import derive, derive_merged
-
-LAYOUTS = {
-    "request header": (header.RequestHeader, header.REQUEST_HEADER, ">BBHBBHLLQ"),
-    "response header": (header.ResponseHeader, header.RESPONSE_HEADER, ">BBHBBHLLQ"),
-    "store": (binary.StoreExtras, binary.STORE_EXTRAS, ">LL"),
-    "arithmetic": (binary.ArithmeticExtras, binary.ARITHMETIC_EXTRAS, ">QQL"),
-    "flush": (binary.FlushExtras, binary.FLUSH_EXTRAS, ">L"),
-    "touch": (binary.TouchExtras, binary.TOUCH_EXTRAS, ">L"),
-    "verbosity": (binary.VerbosityExtras, binary.VERBOSITY_EXTRAS, ">L"),
-    "get and lock": (binary.GetLockExtras, binary.GET_LOCK_EXTRAS, ">L"),
-    "get reply": (binary.GetReplyExtras, binary.GET_REPLY_EXTRAS, ">L"),
-    "counter": (binary.CounterValue, binary.COUNTER_VALUE, ">Q"),
-    "mutation seqno": (binary.MutationSeqnoExtras, binary.MUTATION_SEQNO_EXTRAS, ">QQ"),
-    "observe seqno": (binary.ObserveSeqnoRequest, binary.OBSERVE_SEQNO_REQUEST, ">Q"),
-    "observe seqno reply": (binary.ObserveSeqnoReply, binary.OBSERVE_SEQNO_REPLY, ">BHQQQ"),
-    "observe seqno failover reply": (
-        binary.ObserveSeqnoFailoverReply,
-        binary.OBSERVE_SEQNO_FAILOVER_REPLY,
-        ">BHQQQQQ",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_derived_formats_are_the_ones_of_the_reference(name: str) -> None:
-    layout, derived, expected = LAYOUTS[name]
-    assert derived.format == expected
-    assert derived.size == layout.sizeof()
-
-
-@pytest.mark.parametrize("name", LAYOUTS)
-@given(data=st.data())
-def test_a_derived_struct_reads_and_writes_what_construct_does(
-    name: str, data: st.DataObject
-) -> None:
-    layout, derived, _ = LAYOUTS[name]
-    raw = bytearray(data.draw(st.binary(min_size=derived.size, max_size=derived.size)))
-    raw[0:1] = _constant(layout) or raw[0:1]
-    parsed = layout.parse(bytes(raw))
-    values = derived.unpack(raw)
-    assert [value for name, value in parsed.items() if name != "_io"] == list(values)
-    assert derived.pack(*values) == layout.build(parsed) == raw
-
-
-def _constant(layout: Any) -> bytes:
-    first = layout.subcons[0].subcon
-    return first.build(None) if isinstance(first, construct.Const) else b""
 
 
 def test_wrappers_are_seen_through() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import struct
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,44 +12,6 @@ from uprmc.protocol import management as m
 from uprmc.protocol.management import WithMeta
 
 U16, U32, U64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
-
-FIXED = {
-    "set vbucket": (m.SetVBucketExtras, m.SET_VBUCKET_EXTRAS, ">L"),
-    "set vbucket today": (m.SetVBucketShortExtras, m.SET_VBUCKET_SHORT_EXTRAS, ">B"),
-    "get vbucket": (m.GetVBucketReply, m.GET_VBUCKET_REPLY, ">L"),
-    "seqnos": (m.VBucketSeqnosExtras, m.VBUCKET_SEQNOS_EXTRAS, ">L"),
-    "seqnos of a collection": (m.CollectionSeqnosExtras, m.COLLECTION_SEQNOS_EXTRAS, ">LL"),
-    "seqno persistence": (m.SeqnoPersistenceExtras, m.SEQNO_PERSISTENCE_EXTRAS, ">Q"),
-    "compaction": (m.CompactExtras, m.COMPACT_EXTRAS, ">QQB7s"),
-    "compacted": (m.CompactReply, m.COMPACT_REPLY, ">QQQ"),
-    "parameter": (m.SetParamExtras, m.SET_PARAM_EXTRAS, ">L"),
-    "token": (m.SessionTokenExtras, m.SESSION_TOKEN_EXTRAS, ">Q"),
-    "keys": (m.GetKeysExtras, m.GET_KEYS_EXTRAS, ">L"),
-    "with meta": (m.WithMetaExtras, m.WITH_META_EXTRAS, ">LLQQ"),
-    "with meta, nmeta": (m.WithMetaNmetaExtras, m.WITH_META_NMETA_EXTRAS, ">LLQQH"),
-    "with meta, options": (m.WithMetaOptionsExtras, m.WITH_META_OPTIONS_EXTRAS, ">LLQQL"),
-    "with meta, both": (
-        m.WithMetaOptionsNmetaExtras,
-        m.WITH_META_OPTIONS_NMETA_EXTRAS,
-        ">LLQQLH",
-    ),
-    "get meta": (m.GetMetaExtras, m.GET_META_EXTRAS, ">B"),
-    "get meta reply": (m.GetMetaReplyExtras, m.GET_META_REPLY_EXTRAS, ">LLLQ"),
-    "get meta reply, datatype": (
-        m.GetMetaDatatypeReplyExtras,
-        m.GET_META_DATATYPE_REPLY_EXTRAS,
-        ">LLLQB",
-    ),
-    "return meta": (m.ReturnMetaExtras, m.RETURN_META_EXTRAS, ">LLL"),
-    "return meta reply": (m.ReturnMetaReplyExtras, m.RETURN_META_REPLY_EXTRAS, ">LLQ"),
-}
-
-
-@pytest.mark.parametrize(("layout", "derived", "form"), FIXED.values(), ids=FIXED)
-def test_a_fixed_body_has_the_references_form(layout: object, derived: object, form: str) -> None:
-    assert isinstance(derived, struct.Struct)
-    assert derived.format == form
-    assert derived.size == layout.sizeof()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.golden.tap import BY_NUMBER, VECTORS
-from tests.protocol.layouts import check_layout
 from uprmc.errors import LocalProtocolError, RemoteProtocolError
 from uprmc.model import VBucketState
 from uprmc.protocol import tap
@@ -127,20 +126,6 @@ WRITTEN: dict[str, Callable[[], bytes]] = {
     ),
 }
 
-#: Name of a layout -> the layout and its struct.
-FIXED: dict[str, tuple[construct.Struct, struct.Struct]] = {
-    "connect extras": (tap.TapConnectExtras, tap.TAP_CONNECT_EXTRAS),
-    "backfill": (tap.TapBackfillData, tap.TAP_BACKFILL_DATA),
-    "count": (tap.TapCount, tap.TAP_COUNT),
-    "vBucket": (tap.TapVBucketEntry, tap.TAP_VBUCKET_ENTRY),
-    "checkpoint of a vBucket": (tap.TapCheckpointEntry, tap.TAP_CHECKPOINT_ENTRY),
-    "registered": (tap.TapRegisteredData, tap.TAP_REGISTERED_DATA),
-    "section of MUTATION": (tap.TapMutationSpecific, tap.TAP_MUTATION_SPECIFIC),
-    "section of DELETE": (tap.TapRevisionSpecific, tap.TAP_REVISION_SPECIFIC),
-    "section of OPAQUE": (tap.TapWordSpecific, tap.TAP_WORD_SPECIFIC),
-    "id of a checkpoint": (tap.TapCheckpointValue, tap.TAP_CHECKPOINT_VALUE),
-}
-
 
 def packet(number: str) -> bytes:
     return BY_NUMBER[number].packet
@@ -234,12 +219,6 @@ def test_the_filter_of_the_vector_is_read() -> None:
 # --- layouts ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FIXED)
-@given(data=st.data())
-def test_every_layout_survives_bytes_by_both_codecs(name: str, data: st.DataObject) -> None:
-    check_layout(*FIXED[name], data)
-
-
 @given(U16, U16, U8, U32, U32)
 def test_the_extras_survive_bytes_by_both_codecs(
     size: int, flags: int, ttl: int, item_flags: int, expiration: int
@@ -257,13 +236,6 @@ def test_the_extras_survive_bytes_by_both_codecs(
     )
     assert long == tap.TAP_ITEM_EXTRAS.pack(size, flags, ttl, bytes(3), item_flags, expiration)
     assert long[:8] == short
-
-
-def test_sizes_are_the_tables() -> None:
-    sizes = {name: derived.size for name, (_, derived) in FIXED.items()}
-    assert list(sizes.values()) == [4, 8, 2, 2, 10, 1, 9, 8, 4, 8]
-    assert (tap.TAP_EXTRAS.size, tap.TAP_ITEM_EXTRAS.size) == (8, 16)
-    assert (tap.TAP_MUTATION_FRAME.size, tap.TAP_DELETE_FRAME.size) == (49, 40)
 
 
 def test_the_frame_of_a_mutation_is_header_extras_and_section() -> None:
