@@ -30,8 +30,10 @@ def _source(state: LineState = LineState.OPEN, error: str = "", lag_s: float = 0
     return Facts(place="b:1", state=state, last_error=error, lag_s=lag_s)
 
 
-def _link(error: str = "", lag_s: float = 0) -> Facts:
-    return Facts(spec=Facts(name="l"), error=error, progress=Facts(lag_seconds=lag_s))
+def _link(failure: str = "", lag_s: float = 0, waits: str = "") -> Facts:
+    error = failure or waits
+    progress = Facts(lag_seconds=lag_s)
+    return Facts(spec=Facts(name="l"), failure=failure, error=error, progress=progress)
 
 
 def _node() -> Any:
@@ -85,6 +87,10 @@ def _set(path: str, value: object) -> Callable[[Any], None]:
         ),
         (_set("replication.sources", {"b:1": _source(lag_s=61)}), "warning", "61 s behind b:1"),
         (_set("links.by_name", {"l": _link("no")}), "failing", "The link l has stopped: no"),
+        (
+            _set("links.by_name", {"l": _link(waits="no")}),
+            *("failing", "The link l does not send everything: no"),
+        ),
         (_set("links.by_name", {"l": _link(lag_s=61)}), "warning", "The link l is 61 s behind"),
         (
             _set("consumer_lags.found", [Facts(name="c", seconds=61.0)]),
