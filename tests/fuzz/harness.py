@@ -11,6 +11,7 @@ from tests.codec.frames import HEADER
 from tests.contents import table_of
 from tests.fuzz.dialler import Dialler
 from tests.fuzz.grammar import Request, Spoil, spoiled
+from tests.kv.harness import ManualClock, SeededEntropy
 from uprmc.config import (
     EngineSettings,
     FlushSettings,
@@ -68,29 +69,6 @@ _ASKED = frozenset((*range(0x50, 0x5F), 0xD6, *range(0xE9, 0xED), 0xE7, *range(0
 
 #: All documents are dropped now and then: spoiled keys are new keys, and keys stay in memory.
 _EMPTY_EVERY = 4_000
-
-
-class Clock:
-    """Time that passes when it is told to."""
-
-    def __init__(self) -> None:
-        self.time = 1_700_000_000.0
-
-    def now(self) -> float:
-        return self.time
-
-    def monotonic(self) -> float:
-        return self.time
-
-
-class Entropy:
-    """The port `Entropy` from a seed."""
-
-    def __init__(self, random: Random) -> None:
-        self._random = random
-
-    def uuid48(self) -> int:
-        return self._random.getrandbits(48) or 1
 
 
 class FrameReader:
@@ -154,9 +132,9 @@ class Fuzz:
         self._greeting = greeting
         self._spoil = spoil
         self._seconds = 0.0
-        self._clock = Clock()
+        self._clock = ManualClock()
         self._store = MemoryStore()
-        self._bucket = Bucket(SETTINGS, self._store, self._clock, Entropy(self.random))
+        self._bucket = Bucket(SETTINGS, self._store, self._clock, SeededEntropy(self.random))
         self._hub = Hub(self._bucket, SETTINGS.upr)
         self.dialler = Dialler(self.random)
         self._replication = Replication(self._hub, self.dialler.dial)

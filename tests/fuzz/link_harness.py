@@ -10,18 +10,18 @@ from typing import Any
 
 from tests.contents import table_of
 from tests.fuzz.lies import Liar
-from tests.fuzz.link_owner import (
-    BYSTANDERS,
-    FOLLOWED,
-    MAX_FRAME_BYTES,
-    SETTINGS,
-    Entropy,
-    Owner,
-)
 from tests.fuzz.past import Past
 from tests.fuzz.said import Said
 from tests.fuzz.source import Source
-from tests.kv.harness import ManualClock
+from tests.kv.harness import ManualClock, SeededEntropy
+from uprmc.config import (
+    EngineSettings,
+    FlushSettings,
+    KvSettings,
+    MemorySettings,
+    Settings,
+    UprSettings,
+)
 from uprmc.engine.bucket import Bucket
 from uprmc.engine.vbucket import VBucket
 from uprmc.engine.warmup import Warmup
@@ -31,12 +31,65 @@ from uprmc.storage.memory import MemoryStore
 from uprmc.upr.hub import Hub
 from uprmc.upr.link import ReplicaLink
 
+FOLLOWED = (0, 1)
+BYSTANDERS = (2, 3)
+
+MAX_FRAME_BYTES = 65_536
+
+SETTINGS = Settings(
+    kv=KvSettings(max_item_bytes=4_096, max_frame_bytes=MAX_FRAME_BYTES),
+    engine=EngineSettings(vbuckets=4),
+    memory=MemorySettings(quota=400_000),
+    flush=FlushSettings(batch_items=7),
+    upr=UprSettings(rollback_keys=9, consumer_buffer=2_000),
+)
+
 REPLICA, ACTIVE, DEAD = VBucketState.REPLICA, VBucketState.ACTIVE, VBucketState.DEAD
 
 #: Requests that wait for answers: two streams, their rollbacks, polls; a source may answer none.
 _ASKED_MAX = 800
 
 _STEPS = (5, 40, 150)
+
+
+class Owner:
+    """Who has dialled: it must be told nothing after the end, and sometimes ends the connection.
+
+    Attributes:
+        link: the connection.
+        closed_times: how often it has told its end; nothing may be told after that.
+        hasty: whether it sometimes ends the connection in the middle of being told something.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        self.link: Any = None
+        self.closed_times = 0
+        self.hasty = False
+
+    def _perhaps_end(self) -> None:
+        if self.hasty and self.random.random() < 0.02:
+            self.link.connection_lost()
+
+    def opened(self) -> None:
+        self._perhaps_end()
+
+    def began(self, number: int) -> None:
+        assert not self.closed_times
+        self._perhaps_end()
+
+    def ended(self, number: int, why: str, retry: bool) -> None:
+        assert not self.closed_times
+        assert why
+        self._perhaps_end()
+
+    def taken(self, number: int) -> None:
+        assert not self.closed_times
+        self._perhaps_end()
+
+    def closed(self, why: str) -> None:
+        assert why
+        self.closed_times += 1
 
 
 class LinkFuzz:
@@ -70,7 +123,7 @@ class LinkFuzz:
         self._bystanders = self._look_at_bystanders()
 
     def _boot(self) -> None:
-        self.bucket = Bucket(SETTINGS, self.store, self.clock, Entropy(self.random))
+        self.bucket = Bucket(SETTINGS, self.store, self.clock, SeededEntropy(self.random))
         for _ in Warmup(self.bucket).steps():
             pass
         for number in range(4):

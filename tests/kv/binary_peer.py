@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from interop.wire import HEADER, Reply, counter, frame, split_replies, store
+from interop.wire import RESPONSE, Reply, counter, frame, split_replies, store
 from tests.kv.harness import Rig, drained
 from uprmc.kv.upr_session import ClientSession
 
@@ -65,11 +65,14 @@ def answer(
     datatype: int = 0,
 ) -> bytes:
     """A reply's bytes."""
-    body = extras + key + value
-    head = HEADER.pack(
-        0x81, opcode, len(key), len(extras), datatype, status, len(body), opaque, cas
+    return frame(
+        *(opcode, key, value, extras),
+        magic=RESPONSE,
+        vbucket=status,
+        opaque=opaque,
+        cas=cas,
+        datatype=datatype,
     )
-    return head + body
 
 
 def error(opcode: int, status: int, *, opaque: int = 0) -> bytes:

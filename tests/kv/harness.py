@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 from uprmc.config import build
@@ -55,6 +56,16 @@ class CountingEntropy:
     def uuid48(self) -> int:
         self.last += 1
         return self.last
+
+
+class SeededEntropy:
+    """The port `Entropy` from a seed."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def uuid48(self) -> int:
+        return self._random.getrandbits(48) or 1
 
 
 class Rig:
