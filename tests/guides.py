@@ -56,6 +56,7 @@ def node_of(text: str, here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.chdir(here)
     with start_uprmc(here / begins[1], *shlex.split(begins[2])) as server:
         monkeypatch.setenv("UPRMC_NODE", str(server.upr))
+        monkeypatch.setenv("UPRMC_TIMEOUT", "60s")  # a busy machine is no reason to give up
         yield server
         server.stop()
 

@@ -34,7 +34,7 @@ def test_the_request_with_curl_gets_groups(node: ServerProcess, tmp_path: Path) 
     """The first two files of the page, then what is asked there."""
     write_files(PAGE, node, tmp_path)
     typed("python fill.py")
-    typed("uprmc index put people people.json")
+    assert typed("uprmc index put people people.json") == ["people: stored"]
     asked = _CURL.search(PAGE)
     assert asked is not None
     assert node.views is not None
