@@ -1,13 +1,27 @@
-"""Who follows a pushed copy by UPR sees the master's states, and never half of one."""
+"""Who follows a pushed copy by UPR sees the master's states, and never half of one.
+
+Most cases are ``transcripts/*.push``, in the form of `tests.transcripts`. Commands:
+
+    copy pending                    what the node's vBuckets are; replicas unless it is said
+    push opaque 2, a, start 1 vb1   the master's messages: a key is a document, ``-a`` a deletion
+    follow, stream: a b, drain:     who follows by UPR: the keys that come, from seqno 0 or then;
+                                    ``stream 1:`` from there, by the history noted as `before`
+    lose, connect, crash, flush     the master's connection, the node, its disk
+    state active                    an operator changes vBucket 0
+
+Expressions name `vbucket`, `receiving`, `whole`, `high`, `log`, `marked`, `ended`, `uuid`.
+"""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.tap_adapter.push_rig import (
     ACTIVE,
     NOT_MY_VBUCKET,
-    PENDING,
     REPLICA,
     PushRig,
     delete,
@@ -18,11 +32,12 @@ from tests.tap_adapter.push_rig import (
     start,
     vbucket_set,
 )
+from tests.transcripts import Script, cases
 from tests.upr import peer as upr
 from tests.upr.peer import Frame, Peer, check_stream, items, marked, only, seqnos
 from tests.upr.replication_rig import A, World
 from uprmc.engine.replica import apply
-from uprmc.model import FailoverEntry, Item, SnapshotRange
+from uprmc.model import Item, SnapshotRange, VBucketState
 
 pytestmark = pytest.mark.acceptance("D56")
 
@@ -44,20 +59,81 @@ def ended(frames: list[Frame]) -> bool:
     return bool(only(frames, upr.STREAM_END))
 
 
-# --- boundaries -----------------------------------------------------------------------------------
+class Play(Script):
+    """One case."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = PushRig(REPLICA)
+        self.peer: Peer | None = None
+        self.frames: list[Frame] = []
+
+    def names(self) -> dict[str, Any]:
+        vbucket = self.rig.vbucket
+        names: dict[str, Any] = {"vbucket": vbucket, "rig": self.rig, "log": vbucket.failover_log}
+        names |= {"receiving": vbucket.receiving, "whole": vbucket.whole_seqno}
+        names |= {"high": vbucket.high_seqno, "uuid": upr.uuid_of(self.rig.rig)}
+        names |= {"marked": [each[:2] for each in marked(self.frames)], "ended": ended(self.frames)}
+        names["closed"] = self.rig.pushes.last_closed
+        return names
+
+    def do(self, command: str) -> None:
+        name, colon, rest = command.partition(":")
+        if colon and name in ("stream", "stream 1", "drain"):
+            assert self.peer is not None
+            if name == "stream 1":
+                self.frames = self.peer.stream(0, 1, uuid=self.noted["before"])
+                check_stream(self.frames, 1)
+            else:
+                self.frames = self.peer.stream() if name == "stream" else self.peer.drain()
+            assert keys(self.frames) == [each.encode() for each in rest.split()]
+        elif command.startswith("push "):
+            self.rig.push(*(message_in(each.split()) for each in command[5:].split(",")))
+        else:
+            super().do(command)
+
+    def do_copy(self, state: str) -> None:
+        self.rig = PushRig(VBucketState[state.upper()])
+
+    def do_follow(self) -> None:
+        self.peer = follow(self.rig)
+
+    def do_lose(self) -> None:
+        self.rig.lose()
+
+    def do_connect(self) -> None:
+        self.rig.connect()
+
+    def do_crash(self) -> None:
+        self.rig.crash()
+
+    def do_flush(self) -> None:
+        self.rig.rig.flush()
+
+    def do_state(self, state: str) -> None:
+        self.rig.bucket.set_state(0, VBucketState[state.upper()])
 
 
-def test_a_backfill_is_one_snapshot(rig: PushRig) -> None:
-    rig.push(opaque(0), opaque(2), opaque(1))
-    peer = follow(rig)
-    assert peer.stream() == []
-    for number in range(50):
-        rig.push(mutation(b"key%d" % number))
-        assert peer.drain() == []
-    rig.push(opaque(8))
-    frames = peer.drain()
-    assert [each[:2] for each in marked(frames)] == [(0, 50)]
-    assert check_stream(frames) == 50
+def message_in(words: list[str]) -> bytes:
+    """Return the message of ``start 7 vb1``, ``a``, ``-a`` ..."""
+    vbucket = int(words.pop()[2:]) if words[-1].startswith("vb") else 0
+    name, *numbers = words
+    if name == "flush":
+        return message(0x43)
+    if name == "set":
+        return vbucket_set(VBucketState[numbers[0].upper()], vbucket)
+    if numbers:
+        return {"opaque": opaque, "start": start, "end": end}[name](int(numbers[0]), vbucket)
+    if name.startswith("-"):
+        return delete(name[1:].encode(), vbucket=vbucket)
+    return mutation(name.encode(), vbucket=vbucket)
+
+
+@pytest.mark.parametrize("commands", cases(Path(__file__).parent / "transcripts", "*.push"))
+def test_a_follower_sees_what_the_transcript_says(commands: list[str]) -> None:
+    play = Play()
+    for command in commands:
+        play.do(command)
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -94,114 +170,6 @@ def test_a_checkpoint_that_begins_at_once_does_not_starve_who_follows(rig: PushR
     assert end_seqno == rig.vbucket.whole_seqno
 
 
-def test_a_checkpoint_start_ends_the_backfill(rig: PushRig) -> None:
-    rig.push(opaque(2), opaque(1), mutation(b"a"), start(1))
-    assert rig.vbucket.receiving is None
-    rig.push(mutation(b"b"))
-    assert rig.vbucket.receiving == SnapshotRange(1, 3)
-
-
-def test_checkpoint_0_is_a_backfill_and_ends_none(rig: PushRig) -> None:
-    rig.push(opaque(2), opaque(1), start(0), mutation(b"a"), start(0))
-    assert rig.vbucket.whole_seqno == 0
-    rig.push(start(1))
-    assert rig.vbucket.whole_seqno == 1
-
-
-def test_the_same_checkpoint_from_its_start_is_no_boundary(rig: PushRig) -> None:
-    rig.push(opaque(2), start(7), mutation(b"a"), start(7))
-    assert rig.vbucket.whole_seqno == 0
-    rig.push(start(6))
-    assert rig.vbucket.whole_seqno == 0
-    rig.push(end(6))
-    assert rig.vbucket.whole_seqno == 1
-
-
-def test_a_master_that_follows_checkpoints_is_always_inside_of_one(rig: PushRig) -> None:
-    """It comes back in the middle, and had the start acknowledged on its last connection."""
-    rig.push(opaque(2), mutation(b"a"))
-    assert rig.vbucket.receiving == SnapshotRange(0, 2)
-    rig.push(end(12))
-    assert rig.vbucket.receiving is None
-
-
-def test_an_end_without_a_start_does_not_end_a_backfill(rig: PushRig) -> None:
-    rig.push(opaque(2), opaque(1), mutation(b"a"), end(3))
-    assert rig.vbucket.whole_seqno == 0
-    assert rig.pushes.last_closed(rig.vbucket) == 0
-    rig.push(opaque(8))
-    assert rig.vbucket.whole_seqno == 1
-
-
-def test_a_higher_checkpoint_ends_the_one_before(rig: PushRig) -> None:
-    rig.push(opaque(2), start(7), mutation(b"a"), start(8), mutation(b"b"))
-    assert rig.vbucket.receiving == SnapshotRange(1, 3)
-    assert rig.pushes.last_closed(rig.vbucket) == 7
-
-
-def test_the_end_of_a_backfill_within_a_checkpoint_is_no_boundary(rig: PushRig) -> None:
-    rig.push(opaque(2), opaque(1), mutation(b"a"), start(1), mutation(b"b"), opaque(8))
-    assert rig.vbucket.receiving == SnapshotRange(1, 3)
-
-
-def test_checkpoints_count_without_opaque_2(rig: PushRig) -> None:
-    rig.push(start(1), mutation(b"a"))
-    assert rig.vbucket.receiving == SnapshotRange(0, 2)
-    rig.push(end(1), mutation(b"b"))
-    assert rig.vbucket.receiving is None
-
-
-def test_without_checkpoints_every_version_is_passed_on_at_once(rig: PushRig) -> None:
-    rig.push(mutation(b"first"))
-    peer = follow(rig)
-    frames = peer.stream()
-    rig.push(mutation(b"a", flags=0x05))
-    frames += peer.drain()
-    rig.push(delete(b"a"), mutation(b"b"))
-    frames += peer.drain()
-    assert keys(frames) == [b"first", b"a", b"a", b"b"]
-    check_stream(frames)
-
-
-def test_vbuckets_have_their_own_boundaries(rig: PushRig) -> None:
-    rig.push(opaque(2), start(1, 0), start(9, 1), mutation(b"a"), mutation(b"a", vbucket=1))
-    rig.push(end(9, 1))
-    assert rig.vbucket.whole_seqno == 0
-    assert rig.bucket.vbuckets[1].whole_seqno == 1
-
-
-def test_a_pending_vbucket_receives_snapshots_likewise() -> None:
-    rig = PushRig(PENDING)
-    rig.push(opaque(2), opaque(1), mutation(b"a"))
-    assert rig.vbucket.receiving == SnapshotRange(0, 2)
-    rig.push(opaque(8))
-    assert rig.vbucket.receiving is None
-
-
-def test_in_an_active_vbucket_nothing_is_held_back() -> None:
-    rig = PushRig()
-    peer = follow(rig)
-    frames = peer.stream()
-    rig.push(opaque(2), start(1), mutation(b"a"))
-    frames += peer.drain()
-    assert keys(frames) == [b"a"]
-    assert not ended(frames)
-
-
-# --- histories ------------------------------------------------------------------------------------
-
-
-def test_opaque_1_ends_streams_and_sends_their_peers_back_to_0(rig: PushRig) -> None:
-    rig.push(mutation(b"a"))
-    peer = follow(rig)
-    assert keys(peer.stream()) == [b"a"]
-    uuid = upr.uuid_of(rig.rig)
-    rig.push(opaque(2), opaque(1))
-    assert ended(peer.drain())
-    answer = peer.say(upr.stream_request(0, 1, uuid=uuid))[0]
-    assert (answer.status, answer.value) == (upr.ROLLBACK, bytes(8))
-
-
 def test_the_first_version_for_a_replica_begins_a_branch_of_its_own(rig: PushRig) -> None:
     """Its seqnos must not be mistaken for those of the node that it came from."""
     rig.push(mutation(b"a"))
@@ -235,113 +203,15 @@ def test_what_a_crash_took_away_is_not_numbered_again_in_the_same_history(rig: P
     assert keys(frames) == [b"other"]
 
 
-def test_a_restart_in_mid_snapshot_shows_no_half(rig: PushRig) -> None:
-    rig.push(opaque(2), start(1), mutation(b"a"), end(1), start(2), mutation(b"b"))
-    rig.rig.flush()
-    rig.crash()
-    assert rig.vbucket.receiving == SnapshotRange(1, 3)
-    peer = follow(rig)
-    assert peer.stream() == []
-    rig.push(opaque(2), mutation(b"c"))
-    assert ended(peer.drain()), "a new branch, where the last whole state was"
-    assert rig.vbucket.failover_log[0].seqno == 1
-    assert peer.stream() == []
-    rig.push(end(2))
-    frames = peer.drain()
-    assert keys(frames) == [b"a", b"b", b"c"]
-    assert [each[1] for each in marked(frames)] == [3]
-
-
-def test_a_boundary_is_on_disk_even_if_no_version_follows(rig: PushRig) -> None:
-    rig.push(opaque(2), start(1), mutation(b"a"))
-    rig.rig.flush()
-    rig.push(end(1))
-    rig.rig.flush()
-    rig.crash()
-    assert rig.vbucket.receiving is None
-    assert keys(follow(rig).stream()) == [b"a"]
-
-
-# --- a master that is gone ------------------------------------------------------------------------
-
-
-def half(rig: PushRig) -> Peer:
-    """A follower at seqno 1; of the next checkpoint the master has sent a part, and is gone."""
-    rig.push(opaque(2), opaque(1), mutation(b"a"), opaque(8))
+def test_opaque_1_ends_streams_and_sends_their_peers_back_to_0(rig: PushRig) -> None:
+    rig.push(mutation(b"a"))
     peer = follow(rig)
     assert keys(peer.stream()) == [b"a"]
-    rig.push(start(4), mutation(b"b"))
-    rig.lose()
-    assert peer.drain() == []
-    return peer
-
-
-def test_a_master_that_comes_back_completes_its_checkpoint(rig: PushRig) -> None:
-    peer = half(rig)
-    rig.connect()
-    rig.push(opaque(0), opaque(2), mutation(b"b"), mutation(b"c"))
-    assert peer.drain() == []
-    rig.push(end(4))
-    frames = peer.drain()
-    assert keys(frames) == [b"b", b"c"]
-    assert not ended(frames)
-    assert check_stream(frames, 1) == rig.vbucket.high_seqno
-
-
-def test_a_master_may_send_the_whole_checkpoint_once_more(rig: PushRig) -> None:
-    peer = half(rig)
-    rig.connect()
-    rig.push(opaque(2), start(4))
-    assert rig.vbucket.whole_seqno == 1
-    rig.push(mutation(b"b"), end(4))
-    assert keys(peer.drain()) == [b"b"]
-
-
-def test_a_master_without_checkpoints_completes_nothing(rig: PushRig) -> None:
-    peer = half(rig)
-    rig.connect()
-    rig.push(mutation(b"c"))
-    assert peer.drain() == []
-    assert rig.vbucket.receiving == SnapshotRange(1, 4)
-
-
-def test_a_master_that_begins_anew_ends_the_waiting(rig: PushRig) -> None:
-    peer = half(rig)
-    rig.connect()
-    rig.push(opaque(2), opaque(1), mutation(b"z"), opaque(8))
-    assert ended(peer.drain())
-    assert keys(peer.stream()) == [b"z"]
-
-
-def test_a_promotion_ends_the_waiting(rig: PushRig) -> None:
-    """The half becomes part of the active's own history, which branches where all was whole."""
-    peer = half(rig)
     uuid = upr.uuid_of(rig.rig)
-    rig.bucket.set_state(0, ACTIVE)
+    rig.push(opaque(2), opaque(1))
     assert ended(peer.drain())
-    assert rig.vbucket.failover_log[0].seqno == 1
-    frames = peer.stream(0, 1, uuid=uuid)
-    assert keys(frames) == [b"b"]
-    assert check_stream(frames, 1) == 2
-
-
-def test_a_promotion_by_the_master_on_another_connection_makes_it_whole(rig: PushRig) -> None:
-    half(rig)
-    rig.connect()
-    rig.push(opaque(0), opaque(2), vbucket_set(ACTIVE))
-    assert rig.vbucket.failover_log[0] == FailoverEntry(upr.uuid_of(rig.rig), 2)
-
-
-def test_a_flush_in_mid_checkpoint_leaves_nothing_half(rig: PushRig) -> None:
-    peer = half(rig)
-    rig.connect()
-    rig.push(opaque(2), message(0x43))
-    assert ended(peer.drain())
-    rig.push(mutation(b"x"), end(4))
-    assert keys(peer.stream()) == [b"x"]
-
-
-# --- UPR beside it --------------------------------------------------------------------------------
+    answer = peer.say(upr.stream_request(0, 1, uuid=uuid))[0]
+    assert (answer.status, answer.value) == (upr.ROLLBACK, bytes(8))
 
 
 def test_what_a_consumer_connection_fills_is_not_filled_by_a_master(rig: PushRig) -> None:
@@ -371,30 +241,3 @@ def test_what_follows_another_node_is_not_filled_by_a_master(
     world.replication.take_over(A, [1], lambda *_: None)
     assert rig.refused(mutation(b"a", vbucket=1)) == NOT_MY_VBUCKET
     rig.push(mutation(b"a"))
-
-
-def test_an_external_consumer_may_ask_before_anything_was_pushed(rig: PushRig) -> None:
-    """The branch of the first version costs it one reconnection and no data."""
-    peer = follow(rig)
-    assert peer.stream() == []
-    rig.push(mutation(b"a"))
-    assert ended(peer.drain())
-    assert keys(peer.stream()) == [b"a"]
-
-
-# --- checkpoints that are whole -------------------------------------------------------------------
-
-
-def test_the_last_whole_checkpoint_is_known_until_something_else_happens(rig: PushRig) -> None:
-    last_closed = rig.pushes.last_closed
-    assert last_closed(rig.vbucket) == 0
-    rig.push(opaque(2), mutation(b"a"), start(4), end(4), start(5), mutation(b"b"))
-    assert last_closed(rig.vbucket) == 4
-    rig.reconnect()
-    assert last_closed(rig.vbucket) == 4
-    rig.bucket.set_state(0, ACTIVE)
-    assert last_closed(rig.vbucket) == 0
-    rig.push(opaque(1, 1), start(3, 1), mutation(b"x", vbucket=1), end(3, 1))
-    assert last_closed(rig.bucket.vbuckets[1]) == 3
-    rig.push(opaque(1, 1))
-    assert last_closed(rig.bucket.vbuckets[1]) == 0
