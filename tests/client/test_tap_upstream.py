@@ -352,10 +352,9 @@ def said(*frames: bytes) -> Joined:
 
 M = marker(0, 7, 0, 10)
 
+#: Beside what `tests.contracts` has for every face.
 BAD = {
     "before a marker": [mutation(0, 7, 1, b"k")],
-    "beyond its snapshot": [M, mutation(0, 7, 11, b"k")],
-    "falling": [M, mutation(0, 7, 2, b"k"), mutation(0, 7, 2, b"j")],
     "falling after a deletion": [
         M,
         frame(peer.DELETION, key=b"k", extras=struct.pack(">QQH", 3, 1, 0), opaque=7),
@@ -374,8 +373,6 @@ BAD = {
     "torn marker": [frame(peer.MARKER, extras=b"x" * 19, opaque=7)],
     "torn end": [frame(peer.STREAM_END, extras=b"x", opaque=7)],
     "torn state": [frame(peer.SET_STATE, extras=b"", opaque=7)],
-    "marker that falls": [M, mutation(0, 7, 10, b"k"), marker(0, 7, 1, 9)],
-    "snapshot cut short": [M, mutation(0, 7, 3, b"k"), marker(0, 7, 4, 20)],
 }
 
 
@@ -388,22 +385,20 @@ def test_a_producer_that_breaks_the_rules_is_hung_up_on(frames: list[bytes]) -> 
     assert joined.pull() == []
 
 
-def test_a_torn_failover_log_is_hung_up_on() -> None:
-    producer = FakeProducer(
-        lambda asked: response(peer.STREAM_REQUEST, opaque=asked.opaque, value=b"x" * 15)
+@pytest.mark.parametrize(
+    ("status", "value", "words"),
+    [(0, b"x" * 15, "nonsense"), (peer.ROLLBACK, b"x", "rollback of 1 bytes")],
+    ids=["failover log", "rollback"],
+)
+def test_a_torn_answer_to_a_request_for_a_stream_is_hung_up_on(
+    status: int, value: bytes, words: str
+) -> None:
+    torn = FakeProducer(
+        lambda asked: response(peer.STREAM_REQUEST, status, opaque=asked.opaque, value=value)
     )
-    joined = Joined(producer)
+    joined = Joined(torn)
     assert joined.open(0) == []
-    assert "nonsense" in joined.upstream.closed
-
-
-def test_a_torn_rollback_is_hung_up_on() -> None:
-    producer = FakeProducer(
-        lambda asked: response(peer.STREAM_REQUEST, peer.ROLLBACK, opaque=asked.opaque, value=b"x")
-    )
-    joined = Joined(producer)
-    assert joined.open(0) == []
-    assert "rollback of 1 bytes" in joined.upstream.closed
+    assert words in joined.upstream.closed
 
 
 def test_what_speaks_no_upr_is_hung_up_on() -> None:
