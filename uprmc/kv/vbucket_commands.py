@@ -29,7 +29,6 @@ from uprmc.engine.replica import outrank
 from uprmc.engine.tombstones import PurgeRule, shown
 from uprmc.engine.vbucket import Interruption, VBucket
 from uprmc.errors import (
-    CommandError,
     InvalidArguments,
     KeyExists,
     NotMyVBucket,
@@ -214,17 +213,13 @@ def delete_vbucket(session: BinarySession, request: RequestFrame) -> None:
     if request.value not in _DELETE_WAITS:
         raise RemoteProtocolError(f"DEL_VBUCKET does not accept {request.value!r}")
     bucket = _warm(session.bucket)
-    resume = session.suspend()
+    with _suspended(session) as resume:
 
-    def answer(ok: bool) -> None:
-        session.reply(request, Status.SUCCESS if ok else Status.TEMPORARY_FAILURE)
-        resume()
+        def answer(ok: bool) -> None:
+            session.reply(request, Status.SUCCESS if ok else Status.TEMPORARY_FAILURE)
+            resume()
 
-    try:
         bucket.remove(request.vbucket, answer)
-    except CommandError:
-        resume()
-        raise
 
 
 # --- order --------------------------------------------------------------------------------------
@@ -296,9 +291,7 @@ def tell_terms(session: BinarySession, request: RequestFrame) -> None:
 def seqno_persistence(session: BinarySession, request: RequestFrame) -> None:
     """Answer when everything up to a seqno is on disk, or that it took too long."""
     (seqno,) = SEQNO_PERSISTENCE_EXTRAS.unpack(request.extras)
-    vbucket = _warm(session.bucket).vbuckets.get(request.vbucket)
-    if vbucket is None:
-        raise NotMyVBucket(request.vbucket)
+    vbucket = _vbucket(_warm(session.bucket), request.vbucket)
     if session.bucket.flusher.durable_seqno(vbucket) >= seqno:
         session.reply(request)
         return

@@ -718,6 +718,7 @@ class LmdbStore:
         self._sweep = Sweep()
         self.damage = Damage()  # records that were found damaged
         self._owner = b""
+        self._recorded_bytes = -1  # what the last commit has recorded as the size of the file
         self._on_close = on_close
         # Why the store began a new history when it was opened; empty = it did not.
         self.new_history = ""
@@ -797,10 +798,12 @@ class LmdbStore:
                 if self._owner not in (b"", owner):
                     raise StoreTaken(TAKEN)
                 size = files.file_bytes()
-                files.read_ahead.file_is(size)
-                extent = layout.pack_extent(size)
-                txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
+                if size != self._recorded_bytes:
+                    files.read_ahead.file_is(size)
+                    extent = layout.pack_extent(size)
+                    txn.put(layout.EXTENT_KEY, extent, db=files.databases.meta)
                 BatchWriter(txn, files.databases, self._sweep, self.damage).write(batch)
+            self._recorded_bytes = size
             if self._views:
                 self._pinned.freed(*files.freed_by_newest())
         except lmdb.Error as error:
