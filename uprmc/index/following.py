@@ -658,9 +658,9 @@ class Following:
         except Stopped:
             await self._until_failed(failures)
         finally:
-            told = bool(failures)
+            has_failed = bool(failures)
             self._updater, self.streams.ready = None, False
-            if told:  # what was indexed last is shown meanwhile
+            if has_failed:  # what was indexed last is shown meanwhile
                 error = failures[0].value
                 self.fault.note(error)
                 await self._pause(self.fault.next_pause_s())
@@ -668,7 +668,7 @@ class Following:
                     updater.store.files.remove()
             self.store = None
             await updater.stop(orderly=not failures)
-            if failures and not told:
+            if failures and not has_failed:
                 self.fault.note(failures[0].value)
 
     async def _until_failed(self, failures: list[Any]) -> None:

@@ -280,13 +280,13 @@ class NodeClient:
 def refusal(status: int, content: bytes) -> QueryRefused:
     """Return what a node refused with, as our own refusal."""
     try:
-        told: Mapping[str, Any] = dict(strict_json(content))
-        error, reason = str(told["error"]), str(told["reason"])
+        said: Mapping[str, Any] = dict(strict_json(content))
+        error, reason = str(said["error"]), str(said["reason"])
     except (ValueError, TypeError, KeyError):
         return QueryRefused(
             502, "bad_answer", f"a node answered with status {status} and no reason"
         )
-    fields = {name: each for name, each in told.items() if name not in ("error", "reason")}
+    fields = {name: each for name, each in said.items() if name not in ("error", "reason")}
     refused = QueryRefused(status, error, reason)
     refused.fields = fields
     return refused

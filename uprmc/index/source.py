@@ -72,7 +72,7 @@ _Result = TypeVar("_Result")
 class _Survey(NamedTuple):
     """What all nodes together have."""
 
-    held: Mapping[str, tuple[frozenset[int], frozenset[int]]]  # by node: active, replicas
+    holdings: Mapping[str, tuple[frozenset[int], frozenset[int]]]  # by node: active, replicas
     errors: tuple[str, ...]  # why nodes have not answered, or none is asked for a vBucket
     places: Mapping[int, str]  # the node to ask for each vBucket, where there is one
     seqnos: Mapping[int, int]  # their high seqnos there
@@ -143,13 +143,13 @@ class IndexSource:
     @property
     def is_known(self) -> bool:
         """Whether any node has said what it has."""
-        return bool(self._survey.held)
+        return bool(self._survey.holdings)
 
     @property
     def is_complete(self) -> bool:
         """Whether no vBucket can be active at a node that has said nothing so far."""
         survey = self._survey
-        if len(survey.held) == len(self.places):
+        if len(survey.holdings) == len(self.places):
             return True
         return bool(self.total) and self.active >= frozenset(range(self.total))
 
@@ -195,14 +195,14 @@ class IndexSource:
         self.rounds += 1
         self.error = found.errors[-1] if found.errors else ""
         self.terms, self.seqnos = found.terms, found.seqnos
-        if before.held != found.held:
+        if before.holdings != found.holdings:
             self._have_changed()
 
     def _have_changed(self) -> None:
-        held = self._survey.held.values()
+        had = self._survey.holdings.values()
         self.version += 1
-        self.active = frozenset().union(*(active for active, _ in held))
-        self.replicas = frozenset().union(*(replicas for _, replicas in held)) - self.active
+        self.active = frozenset().union(*(active for active, _ in had))
+        self.replicas = frozenset().union(*(replicas for _, replicas in had)) - self.active
         if not self._stopped:
             self._on_change()
 
@@ -271,7 +271,7 @@ class IndexSource:
         return self._surveyed()
 
     def _surveyed(self) -> _Survey:
-        """Return what the nodes together have, as far as they have told."""
+        """Return what the nodes together have, as far as they have said."""
         directory = self._directory
         owners, claimed = directory.owners(), directory.claimed()
         silent = {place: directory.facts.get(place) for place in directory.silent}
@@ -324,10 +324,10 @@ class IndexSource:
         found: dict[int, int] = {}
         for place in dict.fromkeys(survey.places.values()):
             try:
-                told = self._connections.ask(place, _persisted_at)
+                here = self._connections.ask(place, _persisted_at)
             except (NodeError, ValueError):
                 continue
-            found |= {vb: seqno for vb, seqno in told.items() if survey.places.get(vb) == place}
+            found |= {vb: seqno for vb, seqno in here.items() if survey.places.get(vb) == place}
         return found
 
 

@@ -806,4 +806,4 @@ class IndexStore:
 
 
 def _nothing() -> None:
-    """Nobody is to be told."""
+    """Do nothing."""

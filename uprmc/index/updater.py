@@ -140,7 +140,7 @@ class Updater:
     """See the module docstring. All methods are for the reactor's thread.
 
     Args:
-        reactor: whose thread calls, and is told.
+        reactor: whose thread calls, and is called.
         name: of the thread.
         open_store: makes the store, in the thread.
         limit_bytes: more is not queued; the library waits.

@@ -73,17 +73,17 @@ class Kafka(Sink):
         except self._errors as error:
             raise SinkRefused(f"{self._where}: {_words(error)}") from None
         try:
-            told = self._producer.list_topics(topic, timeout=_TOPIC_S).topics[topic]
+            found = self._producer.list_topics(topic, timeout=_TOPIC_S).topics[topic]
         except self._errors as error:
             raise SinkError(f"{self._where}: {_words(error)}") from None
-        if told.error is not None:
-            raise SinkError(f"{self._where}: {told.error.str()}")
-        self._partitions = sorted(told.partitions)
+        if found.error is not None:
+            raise SinkError(f"{self._where}: {found.error.str()}")
+        self._partitions = sorted(found.partitions)
 
     def changes(self, batch: Batch) -> None:
         for change in batch:
-            told = [(name, getattr(change, name)) for name in _HEADERS]
-            fields = [(name, str(value).encode()) for name, value in told if value is not None]
+            facts = [(name, getattr(change, name)) for name in _HEADERS]
+            fields = [(name, str(value).encode()) for name, value in facts if value is not None]
             self._produce(change.key, change.value, fields)
 
     def rollback(self, vbucket: int, seqno: int) -> None:

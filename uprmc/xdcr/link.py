@@ -228,7 +228,7 @@ class Link:
     def failure(self) -> str:
         """Why it is in state `error`; empty = it is not.
 
-        It goes on by itself, unless it was halted: then somebody has to resume it.
+        It goes on by itself, unless it was halted: then it has to be resumed.
         """
         return self.halted or self.nodes.unreachable or self.debts.why
 

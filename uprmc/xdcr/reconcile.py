@@ -258,7 +258,7 @@ class FarDocuments(TargetSession):
     # --- the end --------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """See `TargetSession`; nothing more is told."""
+        """See `TargetSession`; nothing more comes."""
         self._hung_up = True
         super().hang_up()
 

@@ -484,7 +484,7 @@ class Sender:
                 target.wake()
 
     def try_again_soon(self) -> None:
-        """Try again at once what was refused: somebody says that it may work now."""
+        """Try again at once what was refused: it may work now."""
         self._again.good()
         self._again.at = 0.0
 
