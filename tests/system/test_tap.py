@@ -15,7 +15,7 @@ from interop.wire import GET, HEADER, SET, STAT, frame, split_replies, store
 from tests.contents import table_of
 from tests.server.support import Client, Loop
 from tests.system.support import node_here
-from uprmc.engine.replica import begin_anew
+from uprmc.engine.replica import begin_again
 from uprmc.model import VBucketState
 from uprmc.server.node import Node
 
@@ -235,11 +235,11 @@ def test_a_vbucket_that_is_emptied_gets_the_beginning_and_the_end_of_a_backfill(
         client.send(t.connect(b"replica1", flags))
         client.until(lambda c: len(c.opaques(t.CLOSE_BACKFILL)) == 4)
         client.received.clear()
-        begin_anew(node.bucket, node.bucket.vbuckets[2])
+        begin_again(node.bucket, node.bucket.vbuckets[2])
         client.until(lambda c: c.opaques(t.CLOSE_BACKFILL))
         assert [client.opaques(t.INITIAL), client.opaques(t.CLOSE_BACKFILL)] == [[2], [2]]
-        begin_anew(node.bucket, node.bucket.vbuckets[2])
-        begin_anew(node.bucket, node.bucket.vbuckets[2])
+        begin_again(node.bucket, node.bucket.vbuckets[2])
+        begin_again(node.bucket, node.bucket.vbuckets[2])
         item = node.bucket.vbuckets[2].store(b"live", b"1", 0, 0)
         client.until(lambda c: b"live" in c.items)
         assert item.seqno == 1
