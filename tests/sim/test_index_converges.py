@@ -159,7 +159,7 @@ _BREAKS = (
         swap(IndexStore, "roll_back", lambda store, vbucket, seqno: True),
         said="stands at|is shown|gives up|never come to rest",
         plan=replace(_CALM, faults=Faults(crash_s=0.5, cut_s=0.5), writer_s=0.01, compacts=False),
-        seed=15,
+        seed=8,
     ),
     broken(
         "fall back to the newest header instead of one at or below the seqno",
@@ -173,7 +173,7 @@ _BREAKS = (
         swap(IndexStore, "drop", _forget_places_only),
         said="stands at|not indexed",
         plan=_CALM,
-        seed=2,
+        seed=8,
     ),
     broken(
         "tell nodes where the trees stand, not where the newest header on disk does",
@@ -194,7 +194,7 @@ _BREAKS = (
         skip(group, "_check"),
         said="is to contain",
         plan=RUNS["vBuckets paused"],
-        seed=12,
+        seed=7,
     ),
     broken(
         "use reductions of inner nodes although not all vBuckets below are wanted",
@@ -226,7 +226,7 @@ _BREAKS = (
         swap(IndexState, "load", lambda state: state._updates.positions()),
         said="stands at|nobody's history|never come to rest|its history ends",
         plan=replace(_CALM, operating={"failover": 1, "takeover": 1}, operator_s=0.3),
-        seed=2,
+        seed=1,
     ),
 )
 

@@ -472,7 +472,7 @@ _BREAKS = (
         "tell the engine that a batch is on disk, and write it a little later",
         swap(Flusher, "commit", _a_little_later),
         said=f"{_PROMISE}|is committed after|was known, and got",
-        seed=4,
+        seed=12,
     ),
     broken(
         "drop the queue's entries of the keys of a commit, whatever version they are",
@@ -484,6 +484,7 @@ _BREAKS = (
         "neither refuse writes nor keep the queue when a commit failed",
         swap(Flusher, "failed", lambda flusher, flush, error: flusher.finish(flush)),
         said=f"{_PROMISE}|is committed after|is stored with items up to",
+        seed=1,
     ),
     broken(
         "do not remove the mark of a clean stop at the start",
@@ -529,11 +530,13 @@ _BREAKS = (
         "answer a flush at once",
         swap(Flusher, "when_durable", lambda flusher, waiter, patient=True: waiter(True)),
         said="a flush that was acknowledged is undone",
+        seed=1,
     ),
     broken(
         "let OBSERVE_SEQNO report what was accepted",
         swap(Flusher, "durable_seqno", lambda flusher, vbucket: vbucket.high_seqno),
         said="reported as on disk",
+        seed=4,
     ),
     broken(
         "let OBSERVE_SEQNO report how far a flush in several commits has come",
@@ -572,7 +575,7 @@ _BREAKS = (
         _NOTHING_AT_ONCE,
         instead(Flusher, "failed", _go_on_behind_it),
         said=f"{_PROMISE}|is stored with items up to|is committed after",
-        seed=1,
+        seed=2,
     ),
     broken(
         "give a fetched value to a newer version of its document",

@@ -428,7 +428,7 @@ _BREAKS = (
         "return barriers one seqno early",
         swap(ByVector, "_is_behind", staticmethod(lambda each, seqno: each.sent_seqno < seqno - 1)),
         said="is back, vBucket",
-        seed=42,
+        seed=2,
     ),
     broken(
         "return barriers a round early",
@@ -478,7 +478,9 @@ _BREAKS = (
     broken("stay on a vBucket's list", skip(VBucket, "unwatch"), said="holds at its end"),
     broken(
         "send more than the peer takes",
-        swap(Feed, "unacked_bytes", property(lambda _: 0, lambda *_: None)),
+        lambda patch: patch.setattr(
+            Feed, "unacked_bytes", property(lambda _: 0, lambda *_: None), raising=False
+        ),
         said="are not acknowledged",
     ),
     broken(
