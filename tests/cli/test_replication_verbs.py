@@ -20,10 +20,11 @@ from interop.wire import OK, SET, Wire, frame, store
 from tests.cli.fake_node import CLOSE, FakeNode
 from tests.cli.here import Here, runner
 from tests.cli.support import listeners, uprmc
+from tests.codec.frames import Frame
+from tests.codec.frames import reply as answer
 from uprmc.cli.replicas import FollowedSource
 
 VBUCKETS = 8
-STAT = 0x10
 SMALL = ("--vbuckets", str(VBUCKETS), "--set", "upr.redial_max_s=0.2")
 
 
@@ -208,8 +209,9 @@ def outcomes(*rows: tuple[int, int]) -> bytes:
 def target(reply: bytes, state: int) -> FakeNode:
     """A target that answers a takeover with this and says that its vBuckets are in that state."""
 
-    def stat(node: FakeNode, asked: object) -> None:
-        node.send(0x81, STAT, key=b"last_takeover_error", value=b"vBucket 1: connection lost")
+    def stat(node: FakeNode, asked: Frame) -> None:
+        row = b"last_takeover_error", b"vBucket 1: connection lost"
+        node.raw(answer(asked, key=row[0], value=row[1]))
         node.reply(asked)
 
     return FakeNode(

@@ -142,7 +142,7 @@ def test_a_file_that_others_can_use_is_refused(here: Here, users: Path, tmp_path
     assert f"say chmod 600 {users}" in here("user", "list", "--users", users).refused()
     os.mkfifo(tmp_path / "pipe", 0o600)  # which would keep a reader for ever
     assert "no regular file" in here("user", "list", "--users", tmp_path / "pipe").refused()
-    assert "Is a directory" in here("user", "list", "--users", tmp_path).refused()
+    assert "is no regular file" in here("user", "list", "--users", tmp_path).refused()
     assert "No such file" in here("user", "list", "--users", tmp_path / "none").refused()
 
 
