@@ -15,7 +15,7 @@ from tests.server.support import Client
 from tests.system.support import node_here
 from uprmc.errors import StoreError
 from uprmc.storage import layout
-from uprmc.storage.interface import StoreUsage
+from uprmc.storage.interface import Trees
 
 
 def put(node, key: bytes, value: bytes) -> None:
@@ -63,15 +63,15 @@ def test_a_commit_that_broke_is_tried_again_after_the_delay_and_not_before(tmp_p
 
 def test_a_commit_that_cannot_be_gathered_is_tried_again(tmp_path: Path) -> None:
     with node_here(tmp_path, flush__retry_delay_s=0.01) as (node, loop):
-        usage = node.bucket.store.usage
+        trees = node.bucket.store.trees
         failures = [RuntimeError("a bug of ours")] * 3
 
-        def break_thrice() -> StoreUsage:
+        def break_thrice() -> Trees:
             if failures:
                 raise failures.pop()
-            return usage()
+            return trees()
 
-        node.bucket.store.usage = break_thrice
+        node.bucket.store.trees = break_thrice
         told: list[bool] = []
         put(node, b"k", b"v")
         node.bucket.flusher.when_durable(told.append)
