@@ -297,8 +297,13 @@ def draw_tap(world: World) -> Plan:
         operating = {**operating, "tap_takeover": 3}
     if random.random() < 0.3:
         operating = {**operating, "tap_flush": 2}
+    upr = plain.upr
+    if upr.backfills == 1:
+        # A slow client may have the only permit for so long; the operator waits for ten seconds.
+        upr = replace(upr, reading_max_s=min(upr.reading_max_s, 1.0))
     return replace(
         plain,
+        upr=upr,
         faults=faults,
         operating=operating,
         kinds=(),
