@@ -16,7 +16,9 @@ TOX_ENVS ?= $(TOX_TESTS),spark
 
 # What needs neither a JVM nor programs that we did not write, and starts few processes.
 FAST_ARGS ?= tests --seeds 2 --hypothesis-profile quick \
-	$(addprefix --ignore=tests/,backup cli crash fuzz load spark storage/test_kill.py system) \
+	$(addprefix --ignore=tests/,\
+		backup cli client columnar crash fuzz index load server sinks spark storage/test_kill.py system \
+		tap_adapter xdcr) \
 	-k "not (sim and is_noticed)"
 
 SERVE_ARGS ?=
