@@ -19,6 +19,7 @@ from interop.waiting import wait_until
 from tests.index.site import BY_KEY, SAVED_AT_ONCE, Site, site
 from tests.index.test_acceptance_node import people
 from tests.system.support import stats
+from uprmc.index.scatter import PAUSES_S
 
 
 @contextmanager
